@@ -142,7 +142,7 @@ def test_the_six_lines_of_python_open_a_quickstart(
     home: Path, capsys: pytest.CaptureFixture[str], grid: list[str]
 ) -> None:
     line = "stability-harness sweep study=quickstart"
-    command(line, home, capsys, *QUICK, *grid)
+    command(line, home, capsys, *(word for word in QUICK if not word.startswith("fault")), *grid)
     code, *_ = [text for kind, text in BLOCKS if kind == "python"]
     assert len([line for line in code.splitlines() if line.strip()]) == 6
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}

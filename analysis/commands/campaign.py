@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from analysis.reading.selection import add_where
 from analysis.reports.campaign import write_campaign
 from harness.basics.printing import say
 
@@ -14,11 +15,12 @@ HELP = "say what the faults of a sweep did, with figures and a page"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
+    add_where(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Write OUT/campaign.html, and print its table."""
-    written = write_campaign(options.out)
+    written = write_campaign(options.out, options.where)
     say(*written.table.to_string(index=False).split("\n"))
     say("Shares in percent with 95% Wilson intervals.")
     say(*(f"Note: {note}" for note in written.notes))

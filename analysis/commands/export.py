@@ -7,6 +7,7 @@ from pathlib import Path
 
 from analysis.export.registry import targets
 from analysis.export.runs import Source
+from analysis.reading.selection import add_where
 from harness.basics.printing import say
 from harness.config import ConfigError
 
@@ -21,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep, finished or not")
     names = "; ".join(f"{name}: {target.about}" for name, target in targets().items())
     parser.add_argument("--to", metavar="TARGET", choices=targets(), required=True, help=names)
-    where = "trials of which it holds, by a coordinate of the dataset; may be given several times"
-    parser.add_argument("--where", metavar="KEY=VALUE[,VALUE]", action="append", default=[], help=where)
+    add_where(parser)
     parser.add_argument("--signals", metavar="NAME[,NAME]", help="curves that are exported; by default all")
     parser.add_argument("--into", metavar="PLACE", type=Path, help="folder; by default ./export/TARGET")
     parser.add_argument("--incidents", action="store_true", help="also those that `incidents OUT` finds afterwards")

@@ -8,6 +8,7 @@ from pathlib import Path
 from analysis.figures.files import check_picture, save_picture
 from analysis.figures.registry import Needs, Results, figures
 from analysis.reading.acted import idle_note
+from analysis.reading.selection import add_where
 from harness.basics.printing import complain, say
 from harness.config import ConfigError
 
@@ -24,11 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", choices=figure_names(), help=", ".join(figure_names()))
     parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
     parser.add_argument("file", metavar="FILE", type=Path)
+    add_where(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Draw it, and print its caption."""
-    results, figure = Results.open(options.out), figures(*Needs)[options.name]
+    results, figure = Results.open(options.out, options.where), figures(*Needs)[options.name]
     drawing = figure(results)
     if drawing.figure is None:
         raise ConfigError(f"figure {options.name}: {drawing.caption}")

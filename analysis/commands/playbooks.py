@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from analysis.reading.selection import add_where
 from analysis.reports.playbooks import told_playbooks
 from harness.basics.printing import say
 
@@ -15,8 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
     parser.add_argument("--per-hour", metavar="MONEY", type=float, help="what an hour of one trial costs")
+    add_where(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Print the tables."""
-    say(*told_playbooks(options.out, options.per_hour))
+    say(*told_playbooks(options.out, options.per_hour, options.where))

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.measures.provenance import named, provenance
 from analysis.reading.open_sweep import open_sweep
+from analysis.reading.selection import add_where, with_company
 from harness.basics.printing import say
 from harness.config import ConfigError
 
@@ -19,11 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
     parser.add_argument("trial", metavar="TRIAL", nargs="?", help="the id of one trial, or how it begins")
+    add_where(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Print the record of a trial, or a table of all."""
-    sweep = open_sweep(options.out)
+    sweep = with_company(open_sweep(options.out), options.where)
     table = provenance(sweep)
     if options.trial is not None:
         found = table[table["trial"].str.startswith(options.trial)]

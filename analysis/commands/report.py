@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from analysis.reading.selection import add_where
 from analysis.reports.postmortem import write_worst
 from analysis.reports.report import write_report
 from harness.basics.printing import say
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     most = "also write the post-mortems of the N trials with the worst incidents"
     parser.add_argument("--postmortems", metavar="N", type=int, default=0, help=most)
     parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
+    add_where(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -25,7 +27,9 @@ def run(options: argparse.Namespace) -> None:
     if options.postmortems < 0:
         raise ConfigError(f"--postmortems={options.postmortems}: not a number of trials; allowed: 0 or more")
     pages = write_worst(options.out, options.postmortems) if options.postmortems else []
-    written = write_report(options.out)
+    written = write_report(options.out, options.where)
     pictures = ", ".join(str(path) for path in written.figures) or "none; the report says why"
     say(*(line for page in pages for line in page.words[:1]))
-    say(*written.findings, f"Trials: {written.trials}", f"Report: {written.html}", f"Figures: {pictures}")
+    say(f"{written.about.title}", *written.summary, *(f"Beware: {line}" for line in written.notes))
+    say(f"Trials: {written.trials}", f"Report: {written.html}", f"Figures: {pictures}")
+    say(f"Next: {written.about.next_command}")

@@ -17,12 +17,12 @@ import xarray as xr
 
 from analysis.again.sweep_folder import SweepFolder
 from analysis.export.names import key, sweep_name, text
-from analysis.export.selection import chosen_signals, selected
 from analysis.measures.incidents import all_incidents
 from analysis.reading.finals import FINALS
 from analysis.reading.incident_log import Logged
 from analysis.reading.levels import parameter
 from analysis.reading.open_sweep import events_of
+from analysis.reading.selection import chosen_signals, selected
 from harness.basics.printing import label
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import PackInfo
@@ -102,7 +102,7 @@ class Source:
 
     @classmethod
     def open(cls, out: Path, wheres: Sequence[str], signals: str | None, finds_incidents: bool) -> Source:
-        """Of the results folder `out`. Raises ConfigError as `open_sweep` and `analysis.export.selection` do."""
+        """Of the results folder `out`. Raises ConfigError as `open_sweep` and `analysis.reading.selection` do."""
         folder = ResultsPath.open(out)
         opened = SweepFolder.open(out)
         sweep, chosen = selected(opened.sweep, wheres), chosen_signals(opened.sweep, signals)

@@ -14,7 +14,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import Formatter, LogFormatter
 
 MARKERS = "osD^vPX*<>"
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 7, "markeredgewidth": 1.8}  # what became non-finite
@@ -29,19 +29,36 @@ class Drawing:
     caption: str
 
     def __post_init__(self) -> None:
-        """Have no text of the figure taken for mathematics or for TeX but the numbers along its axes.
+        """Have numbers along axes written plainly, and no text of the figure taken for mathematics or for TeX.
 
         What stands in a figure comes from a store, where a name may be anything.
         """
         if self.figure is None:
             return
-        numbers: set[Text] = set()
         for axis in (axis for panel in self.figure.axes for axis in (panel.xaxis, panel.yaxis)):
-            for kind, ticks in ((axis.major, axis.get_major_ticks()), (axis.minor, axis.get_minor_ticks())):
-                if isinstance(kind.formatter, LogFormatter):  # it writes powers of ten
-                    numbers |= {text for tick in ticks for text in (tick.label1, tick.label2)}
+            if isinstance(major := axis.get_major_formatter(), LogFormatter):  # it writes powers of ten
+                axis.set_major_formatter(_Plain(major))
+            if isinstance(minor := axis.get_minor_formatter(), LogFormatter):
+                axis.set_minor_formatter(_Plain(minor))
         for text in self.figure.findobj(Text):
-            text.set_parse_math(text in numbers)
+            text.set_parse_math(False)
+
+
+class _Plain(Formatter):
+    """The numbers that another formatter would label, as `0.01` and `1e+30`."""
+
+    def __init__(self, chosen: LogFormatter):
+        self._chosen = chosen
+
+    def set_axis(self, axis: Any) -> None:
+        super().set_axis(axis)
+        self._chosen.set_axis(axis)
+
+    def set_locs(self, locs: Any) -> None:
+        self._chosen.set_locs(locs)
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if self._chosen(x, pos) else ""
 
 
 @contextmanager

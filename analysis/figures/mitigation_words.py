@@ -18,6 +18,7 @@ DIGITS = {"final_loss": 3, "common_loss": 3, "sensitivity": 2, "uncapped": 2}
 DIGITS |= {"deviation": 2, "recovery": 0, "step_time": 2}
 MOST_NAMED = 3  # mitigations in a sentence
 NOTHING = "–"
+STABLE = "Largest stable learning rate"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def mitigation_findings(comparison: Comparison) -> list[str]:
     widest = comparison.table[comparison.place == comparison.place.max()]
     place = ", ".join(f"{axis} {word(widest[axis].iloc[0])}" for axis in comparison.axes[1:])
     is_baseline = widest["mitigation"] == BASELINE
-    titles = {"stable_rate": "Largest stable learning rate", "deviation": "Worst deviation over the faults"}
+    titles = {"stable_rate": STABLE, "deviation": "Worst deviation over the faults"}
     lines = [
         f"{title} at {place}: {_moved(comparison, metric, widest[~is_baseline])}."
         for metric, title in titles.items()
@@ -119,10 +120,21 @@ def mitigation_findings(comparison: Comparison) -> list[str]:
     ]
     if "stable_rate" in comparison.metrics and (widest.loc[is_baseline, "stable_rate_bound"] == ">=").any():
         lines[0] += " The baseline is stable at every swept rate with some seed, which hides what would raise it."
+    share = told_share(comparison)
+    has_changes = share and not share.startswith("One seed")  # which `coverage` says, too
+    return [*lines, (f"{share} " if has_changes else "") + coverage(comparison)]
+
+
+def told_share(comparison: Comparison) -> str:
+    """How many changes can be told; "" where none could be."""
+    if comparison.table.empty:
+        return ""
     told = sum(int(comparison.is_told(name).sum()) for name in comparison.metrics)
     total = sum(int(comparison.table[f"{name}_change_low"].notna().sum()) for name in comparison.metrics)
-    certain = f"{told} of {count(total, 'comparison')} with the baseline have an interval that excludes no change. "
-    return [*lines, (certain if total else "") + coverage(comparison)]
+    if not total:
+        seeds = int(comparison.table["final_loss_seeds"].max())
+        return "One seed, so there are no intervals, and no difference can be told." if seeds < 2 else ""
+    return f"{told} of {count(total, 'comparison')} with the baseline have a 95% interval that excludes no change."
 
 
 def _moved(comparison: Comparison, metric: str, rows: pd.DataFrame) -> str:

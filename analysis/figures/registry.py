@@ -24,6 +24,7 @@ from analysis.measures.mitigations import Comparison, compare
 from analysis.measures.outcomes import outcomes_and_notes
 from analysis.reading.open_sweep import TAKEN, events_of, open_with_packs
 from analysis.reading.searches import History, read_searches
+from analysis.reading.selection import with_company
 from harness.basics import plugins
 from harness.storage.stored import PackInfo
 
@@ -52,10 +53,17 @@ class Results:
     packs: Sequence[PackInfo] | None = None  # those of the store that the sweep was made of
 
     @classmethod
-    def open(cls, out: Path) -> Results:
-        """Those in folder `out`, with labels for texts. Raises ConfigError as `open_sweep` does."""
+    def open(cls, out: Path, wheres: Sequence[str] = ()) -> Results:
+        """Those in folder `out` that `wheres` choose, with labels for texts.
+
+        Raises ConfigError as `open_sweep` and `analysis.reading.selection` do.
+        """
         sweep, packs = open_with_packs(out)
-        return cls(*labelled(sweep, events_of(packs)), out, packs)
+        events = events_of(packs)
+        if wheres:
+            sweep = with_company(sweep, wheres)
+            events = events[events["trial"].isin(sweep["trial"].values)]
+        return cls(*labelled(sweep, events), out, packs)
 
     @cached_property
     def comparison(self) -> Comparison:

@@ -38,6 +38,7 @@ from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, carried, measure
 from analysis.measures.symptoms import Symptom, of_run
 from analysis.reading.incident_log import Act, Logged, number
 from analysis.reading.padding import cut, own_sizes
+from analysis.reading.selection import selected, with_company
 
 WATCHING = ("finite", "combined", "skip_step", "loss_ratio", "spiky_loss")
 CERTAIN = 2.0  # score of `combined` from which on an alarm is a sign of an incident
@@ -133,13 +134,14 @@ class Incident:
         return {name: texts[name] if name in texts else getattr(self, name) for name in COLUMNS}
 
 
-def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> pd.DataFrame:
+def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0, wheres: Sequence[str] = ()) -> pd.DataFrame:
     """One row an incident of each trial.
 
     Args:
         results: A results folder, or a sweep as `analysis.open_sweep` gives it. A log of playbooks is read from a
             folder alone.
         cost_per_hour: What an hour of training costs, in any currency.
+        wheres: Which trials of a folder, such as `("mitigation=qk_norm",)`; all, if there is none.
 
     Returns:
         Columns: `trial`, its `first` and `last` step, `symptoms`, `signs` (what else says so), `detectors` (those that
@@ -149,13 +151,15 @@ def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> p
         not finite), and the cost in `steps`, `tokens`, `seconds` of the trial and `money`.
 
     Raises:
-        ConfigError: As `open_sweep`.
+        ConfigError: As `open_sweep`, and for a condition that holds for no trial.
     """
     if isinstance(results, xr.Dataset):
         found = all_incidents(results, cost_per_hour=cost_per_hour)
     else:
         folder = SweepFolder.open(results)
-        found = all_incidents(folder.sweep, folder.setups, folder.logs, cost_per_hour)
+        found = all_incidents(with_company(folder.sweep, wheres), folder.setups, folder.logs, cost_per_hour)
+        chosen = set(selected(folder.sweep, wheres)["trial"].values)
+        found = [one for one in found if one.trial in chosen]
     return pd.DataFrame([one.row for one in found], columns=list(COLUMNS))
 
 

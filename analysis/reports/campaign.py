@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from analysis.measures.outcomes import IDLE, OUTCOMES, SILENT, UNJUDGED, VISIBLE
 from analysis.measures.statistics import rates, studied, wilson_interval
 from analysis.pages.static_page import write_trials
 from analysis.reading.open_sweep import UNFINISHED, open_with_packs
+from analysis.reading.selection import with_company
 from analysis.reports.report import Picture, save_figures, with_losses, write_page
 from harness.basics.printing import count
 from harness.config import ConfigError
@@ -36,26 +38,29 @@ class CampaignReport:
     trials: Path  # the page of all trials beside it
 
 
-def write_campaign(out: Path | str) -> CampaignReport:
+def write_campaign(out: Path | str, wheres: Sequence[str] = ()) -> CampaignReport:
     """Write `out`/figures/*.png, `out`/campaign.html and `out`/trials.html from the results in `out`, finished or not.
+
+    With `wheres`, such as `fault_bit=30`, of those trials alone; trials.html has all.
 
     Raises ConfigError, a ValueError, if `out` holds no results or none of its trials has a fault to study, and OSError
     if it cannot be written to.
     """
     out = Path(out)
     opened, packs = open_with_packs(out)
-    sweep = labelled_sweep(opened)
+    sweep = labelled_sweep(with_company(opened, wheres))
     folder = ResultsPath.open(out)
     if not studied(sweep).sizes["trial"]:
         raise ConfigError(f"out={out}: its sweep has no faulty trial; allowed: a folder with trials that have a fault")
     results = Results(with_losses(sweep))
     table = site_table(results.judged)
-    notes = [*_remarks(table), *results.notes]
+    notes = [*([f"Only trials with {' and '.join(wheres)}."] if wheres else []), *_remarks(table), *results.notes]
     pictures = save_figures(results, out, Needs.OUTCOMES)
     texts = in_words(table)
     rows = {"heading": list(texts.columns), "rows": texts.to_numpy().tolist()}
     html = write_page("campaign", folder, sweep, notes=notes, table=rows, pictures=pictures)
-    return CampaignReport(out / html, texts, notes, pictures, write_trials(out, results.judged, packs))
+    trials = write_trials(out) if wheres else write_trials(out, results.judged, packs)
+    return CampaignReport(out / html, texts, notes, pictures, trials)
 
 
 def site_table(judged: xr.Dataset) -> pd.DataFrame:

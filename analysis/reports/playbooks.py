@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -9,16 +10,17 @@ import pandas as pd
 from analysis.measures.playbooks import NOTHING, by_fault, is_oracle, playbooks
 from analysis.measures.verdicts import verdict_table, verdicts
 from analysis.reading.open_sweep import open_sweep
+from analysis.reading.selection import with_company
 from harness.config import ConfigError
 
 SHARES = ("kept", "kept_low", "kept_high", "ended")
 
 
-def told_playbooks(out: Path, per_hour: float | None = None) -> list[str]:
+def told_playbooks(out: Path, per_hour: float | None = None, wheres: Sequence[str] = ()) -> list[str]:
     """The table of playbooks, and what the one that keeps most keeps of each fault. Raises ConfigError."""
     if per_hour is not None and not 0 <= per_hour < float("inf"):
         raise ConfigError(f"--per-hour={per_hour}: out of range; allowed: a number from 0 on")
-    sweep = open_sweep(out)
+    sweep = with_company(open_sweep(out), wheres)
     try:
         table = playbooks(sweep, per_hour)
     except ValueError as error:
@@ -34,6 +36,7 @@ def told_playbooks(out: Path, per_hour: float | None = None) -> list[str]:
         lines += ["", f"{best}, of the incidents that are lost without an answer, by fault:"]
         lines += _lines(by_fault(sweep, best))
     found = verdicts(out)
+    found = found[found["trial"].isin(sweep["trial"].values)]
     if len(found):
         right = (found["truth"] == found["verdict"]).sum()
         lines += ["", f"Steps that were run again: {right} of {len(found)} verdicts are right; truths down."]

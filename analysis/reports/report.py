@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,17 @@ from analysis.measures import metrics
 from analysis.measures.mitigations import UNLIKE_PACKS
 from analysis.pages.static_page import TRIALS_PAGE, write_trials
 from analysis.pages.trial_page import POSTMORTEMS
-from analysis.reading.acted import BASELINE, idle_note
+from analysis.reading.acted import idle_note
 from analysis.reading.levels import word
-from analysis.reading.open_sweep import UNFINISHED
+from analysis.reports.about_sweep import AboutSweep
+from analysis.reports.findings import findings, left_out_lines, outcome_counts
+from analysis.reports.summary import summary
 from analysis.reports.words import html_lines, markdown_block, markdown_text
-from harness.basics.printing import count, printable
+from harness.basics.printing import printable
 from harness.config import NO_FAULT
 from harness.storage.results_folder import ResultsPath
 
 DOTS_PER_INCH = 110
-MOST_MITIGATIONS = 3  # with more of them, sentences say what holds for all, and the tables the rest
 KEPT_IN_MEMORY = 2**28  # bytes of losses
 
 
@@ -39,8 +41,11 @@ class Report:
 
     html: Path
     figures: list[Path]
-    findings: list[str]
+    summary: list[str]  # at most five sentences
+    findings: list[str]  # all of them
+    notes: list[str]  # what to beware of
     trials: Path  # the page of all trials beside it
+    about: AboutSweep
 
 
 @dataclass(frozen=True)
@@ -55,17 +60,22 @@ class Picture:
     points: str = ""  # axes under which the page of all trials shows the same trials
 
 
-def write_report(out: Path | str) -> Report:
+def write_report(out: Path | str, wheres: Sequence[str] = ()) -> Report:
     """Write `out`/figures/*.png, `out`/report.html and `out`/trials.html from the results in `out`, finished or not.
+
+    With `wheres`, such as `mitigation=qk_norm`, figures and report are of those trials; trials.html has all.
 
     Raises ConfigError, a ValueError, if `out` holds no results, and OSError if it cannot be written to.
     """
     out = Path(out)
-    results = Results.open(out)
+    results = Results.open(out, wheres)
     folder = ResultsPath.open(out)
     results = replace(results, sweep=with_losses(results.sweep))
     ds, compared, faults = results.sweep, results.comparison, fault_effects(results.sweep)
     sentences = findings(ds, results.sensitivity, faults) + mitigation_findings(compared)
+    short = summary(ds, results.sensitivity, faults, compared)
+    about = AboutSweep.of(out, ds, results.packs or (), wheres)
+    notes = [*filter(None, [idle_note(ds)]), *left_out_lines(ds)]
     needs = [Needs.SWEEP, Needs.COMPARISON]
     needs += [Needs.GUARDS] if results.guard_signals else []
     needs += [Needs.SEARCHES] if results.searches else []
@@ -74,7 +84,10 @@ def write_report(out: Path | str) -> Report:
         "report",
         folder,
         ds,
-        findings=sentences,
+        about=about,
+        summary=short,
+        notes=notes,
+        findings=[line for line in sentences if line not in (*short, *notes)],
         counts=outcome_counts(ds["outcome"].values),
         trials=ds.sizes["trial"],
         packs=len(np.unique(ds["pack"].values)),
@@ -88,8 +101,9 @@ def write_report(out: Path | str) -> Report:
         faults=_fault_rows(faults),
         postmortems=_postmortems(folder, ds),
     )
-    trials = write_trials(out, ds, results.packs)
-    return Report(out / html, [picture.path for picture in pictures if picture.path], sentences, trials)
+    trials = write_trials(out) if wheres else write_trials(out, ds, results.packs)
+    drawn = [picture.path for picture in pictures if picture.path]
+    return Report(out / html, drawn, short, sentences, notes, trials, about)
 
 
 def _postmortems(folder: ResultsPath, sweep: xr.Dataset) -> list[str]:
@@ -156,12 +170,6 @@ def save_figures(results: Results, out: Path, *needs: Needs) -> list[Picture]:
 # --- tables ------------------------------------------------------------------------------------------------------
 
 
-def outcome_counts(outcomes: np.ndarray) -> dict[str, int]:
-    """Outcome -> number of trials, the most frequent first."""
-    counts = pd.Series(outcomes, dtype=object).value_counts()
-    return {str(name): int(count) for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))}
-
-
 def fault_effects(ds: xr.Dataset) -> pd.DataFrame:
     """One row a fault and mitigation: what the faults did, counted over their finished trials.
 
@@ -218,131 +226,3 @@ def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
         counts = [row.strikes, row.changed, row.without_effect, row.never_fired, f"{row.moved} of {row.with_twin}"]
         rows.append([row.fault, row.mitigation, row.trials, shares, *counts, row.lost, worst])
     return {"heading": heading, "rows": rows}
-
-
-# --- what was found, in words ------------------------------------------------------------------------------------
-
-
-def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) -> list[str]:
-    """A few sentences on a sweep: how its trials ended, what each mitigation did to LR sensitivity, what faults did.
-
-    `sensitivity` is its `metrics.lr_sensitivity`, `faults` its `fault_effects`.
-    """
-    lines = [
-        f"{count(ds.sizes['trial'], 'trial')}: {_counted(ds['outcome'])}." if ds.sizes["trial"] else "No trials yet."
-    ]
-    lines += [note] if (note := idle_note(ds)) else []
-    lines += _left_out_lines(ds)
-    if ds.sizes["trial"]:
-        lines += _clean_lines(ds) + _sensitivity_lines(sensitivity) + _fault_lines(faults)
-    return lines
-
-
-def _counted(outcomes: xr.DataArray | pd.Series) -> str:
-    return ", ".join(f"{count} {name}" for name, count in outcome_counts(outcomes.to_numpy()).items())
-
-
-def _left_out_lines(ds: xr.Dataset) -> list[str]:
-    """What of the user's files no trial has read, a line for each corpus."""
-    lines = []
-    for corpus in json.loads(ds.attrs["corpus"]):
-        if isinstance(left := corpus.get("left_out"), dict):
-            what = f"files: {left.get('files')}, bytes: {left.get('bytes')}, the first: {left.get('first')}"
-            lines.append(f"Left out of data.path={corpus.get('path')}: {what} ({left.get('why')}).")
-    return lines
-
-
-def _clean_lines(ds: xr.Dataset) -> list[str]:
-    """How the trials without a fault ended, for each mitigation, if they did not all end alike."""
-    clean = metrics.clean_trials(ds[["fault"]])
-    table = pd.DataFrame({name: clean[name].values for name in ("mitigation", "outcome")})
-    table = table[table["outcome"] != UNFINISHED]
-    if table["outcome"].nunique() < 2:
-        return []
-    groups = table.groupby("mitigation", sort=True)["outcome"]
-    counts = "; ".join(f"{mitigation}: {_counted(outcomes)}" for mitigation, outcomes in groups)
-    return [f"Without a fault, by mitigation: {counts}."] if len(groups) <= MOST_MITIGATIONS else []
-
-
-def _sensitivity_lines(table: pd.DataFrame) -> list[str]:
-    axes = metrics.group_axes(table)
-    table = table[table["sensitivity"].notna()]
-    if table.empty:
-        return ["LR sensitivity needs two learning rates or more, finished without a fault, and validation losses."]
-    has_width = table["width"].notna().any()  # attached runs have none
-    widest = table[table["width"] == table["width"].max()] if has_width else table
-    others = [axis for axis in axes if axis != "mitigation"]
-    if widest["mitigation"].nunique() > MOST_MITIGATIONS:
-        return [_sensitivity_range(widest, others)]
-    is_plain = widest["mitigation"] == BASELINE
-    pairs = widest[~is_plain].merge(widest[is_plain], on=others, suffixes=("", "_without"))
-    pairs = pairs.sort_values("mitigation", kind="stable").drop_duplicates("mitigation")
-    if len(pairs):
-        return [_comparison(pair["mitigation"], pair, others) for _, pair in pairs.iterrows()]
-    rows = [row for _, row in widest.iterrows()]
-    return [f"{row['mitigation']}: LR sensitivity {_place(row, others)} {_value(row)}." for row in rows]
-
-
-def _sensitivity_range(widest: pd.DataFrame, others: list[str]) -> str:
-    """The lowest and the highest of many mitigations, and the recipe without one."""
-    rows = widest.sort_values("sensitivity", kind="stable")
-    named = {f"lowest with {rows['mitigation'].iloc[0]}": rows.iloc[0]}
-    named |= {f"highest with {rows['mitigation'].iloc[-1]}": rows.iloc[-1]}
-    plain = rows[rows["mitigation"] == BASELINE]
-    named |= {"without any": plain.iloc[0]} if len(plain) else {}
-    values = "; ".join(f"{name} {_place(row, others)} {_value(row)}" for name, row in named.items())
-    return f"LR sensitivity of {widest['mitigation'].nunique()} mitigations: {values}."
-
-
-def _comparison(mitigation: str, pair: pd.Series, others: list[str]) -> str:
-    without = pair[["sensitivity_without", "low_without", "high_without"]]
-    without.index = ["sensitivity", "low", "high"]
-    text = f"{mitigation}: LR sensitivity {_place(pair, others)} {_value(pair)} against {_value(without)} without"
-    is_same_range = all(pair[name] == pair[f"{name}_without"] for name in ("lowest_rate", "highest_rate", "rates"))
-    if not is_same_range:
-        return f"{text}; their learning rates differ, so the two cannot be compared."
-    if np.isnan(pair["low"]) or np.isnan(without["low"]):
-        return f"{text}; one seed, so no interval."
-    is_apart = pair["high"] < without["low"] or pair["low"] > without["high"]
-    return f"{text}{'' if is_apart else '; the intervals overlap'}."
-
-
-def _place(row: pd.Series, axes: list[str]) -> str:
-    place = ", ".join(f"{axis} {word(row[axis])}" for axis in axes if axis != "width" or row[axis] == row[axis])
-    return f"at {place}" if place else "is"
-
-
-def _value(row: pd.Series) -> str:
-    interval = "" if np.isnan(row["low"]) else f" [{row['low']:.2f}, {row['high']:.2f}]"
-    return f"{row['sensitivity']:.2f}{interval}"
-
-
-def _fault_lines(table: pd.DataFrame) -> list[str]:
-    """A sentence a fault and mitigation, or, if there are many mitigations, a fault."""
-    if table["mitigation"].nunique() <= MOST_MITIGATIONS:
-        return [_fault_line(row, f"mitigation {row.mitigation}") for row in table.itertuples()]
-    lines = []
-    for _, group in table.groupby("fault", sort=True):
-        total = group.iloc[0].copy()
-        for name in ("trials", "strikes", "without_effect", "never_fired", "with_twin", "moved", "lost"):
-            total[name] = group[name].sum()
-        total["outcomes"] = {UNFINISHED: sum(outcomes.get(UNFINISHED, 0) for outcomes in group["outcomes"])}
-        worst = group.sort_values("worst_deviation", kind="stable", na_position="first").iloc[-1]
-        total[["worst_deviation", "worst_trial"]] = worst[["worst_deviation", "worst_trial"]]
-        lines.append(_fault_line(total, f"{len(group)} mitigations"))
-    return lines
-
-
-def _fault_line(row: Any, mitigation: str) -> str:
-    parts = [f"{row.moved} of {row.with_twin} trials moved away from their golden twin"]
-    if not np.isnan(row.worst_deviation):
-        size = f"{row.worst_deviation:+.2f}" if row.worst_deviation < 1e6 else f"{row.worst_deviation:+.2g}"
-        parts.append(f"the worst by {size} nat/token (trial {row.worst_trial})")
-    others = {
-        "became non-finite, unlike the twin": row.lost,
-        "never fired": row.never_fired,
-        "fired without effect": row.without_effect,
-        UNFINISHED: row.outcomes.get(UNFINISHED, 0),
-    }
-    parts += [f"{number} {what}" for what, number in others.items() if number]
-    return f"Fault {row.fault}, {mitigation}: {'; '.join(parts)}."

@@ -26,9 +26,11 @@ MOST_BYTES, MOST_PLAN = 2**12, 2**26
 
 @dataclass(frozen=True)
 class PlannedIds:
-    """plan.json: the ids of the trials that the last command asked for."""
+    """plan.json: the ids of the trials that the last command asked for, what its study asks, and its words."""
 
     trials: tuple[str, ...]
+    question: str = ""
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

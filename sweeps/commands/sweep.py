@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import hydra
 import yaml
@@ -28,10 +29,11 @@ from sweeps.compose.arguments import (
     options_of,
     question_of,
 )
+from sweeps.compose.folders import read
 from sweeps.compose.hydra_calls import CONFIG_NAME, FOLDER, Call, config_loader, multirun, run
 from sweeps.compose.mitigations import in_parts
 from sweeps.compose.overrides import with_homes
-from sweeps.compose.places import check_folder
+from sweeps.compose.places import check_folder, place_of
 from sweeps.compose.settings import RunSettings, run_from
 
 
@@ -83,8 +85,18 @@ def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, R
     """
     arguments = with_homes(arguments)
     config, _ = check_command_line(arguments)
-    status = multirun(application, config, Call(folder_of(arguments), console, options_of(arguments).verbose))
-    return status, run_from(config.hydra.runtime.choices.study, OmegaConf.to_container(config))  # type: ignore[arg-type]
+    study, folder = config.hydra.runtime.choices.study, folder_of(arguments)
+    # Without Hydra's own, which may be lines of a job's script.
+    words = (*([f"--config-dir={folder}"] if folder else []), *map(str, config.hydra.overrides.task))
+    call = Call(folder, console, options_of(arguments).verbose, _question(study, folder), words)
+    status = multirun(application, config, call)
+    return status, run_from(study, OmegaConf.to_container(config))  # type: ignore[arg-type]
+
+
+def _question(study: str, folder: Path | None) -> str:
+    """What a study's file says that it asks."""
+    place = place_of("study", study, folder)
+    return read(place, "study", study).about.question if place else ""
 
 
 def answer(arguments: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ class About:
 
     text: str = _text("one sentence, without its full stop")
     paper: str = _text("its source")
+    question: str = _text("what a study asks, a sentence; the title of its report")
     section: str = _text("the heading in docs below which it has a row of a table")
     note: str = _text("more sentences of that row")
     example: str = _text("what follows `stability-harness sweep fault=NAME` there")
@@ -42,11 +43,11 @@ class About:
 
 
 KEYS = {
-    "study": ("text", "paper"),
+    "study": ("text", "paper", "question"),
     "recipe": ("text", "paper"),
     "fault": ("text", "paper", "section", "note", "example"),
     "playbook": ("text", "paper", "section", "note"),
-    "mitigation": tuple(name for name in field_types(About) if name != "example"),
+    "mitigation": tuple(name for name in field_types(About) if name not in ("example", "question")),
 }
 """What a file of each group may say of itself."""
 

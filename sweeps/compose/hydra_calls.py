@@ -35,6 +35,8 @@ class Call:
     folder: Path | None = None  # the user's own, of --config-dir
     console: Any = None  # where a sweep tells of itself; None: standard output
     is_verbose: bool = False
+    question: str = ""  # what its study asks
+    words: tuple[str, ...] = ()  # of its command line, without Hydra's own
 
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)

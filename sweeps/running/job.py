@@ -13,11 +13,12 @@ Beside the store:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -44,7 +45,7 @@ from harness.storage.checkpoint import Checkpoints, Saved, Stopped, about
 from harness.storage.json_seal import sealed_json
 from harness.storage.last_weights import write_weights
 from harness.storage.pack_info import KERNELS_CHANGED, NOT_RECORDED
-from harness.storage.progress_files import ERRORS, PLAN, PROGRESS, ProgressFile
+from harness.storage.progress_files import ERRORS, PLAN, PROGRESS, PlannedIds, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
 from harness.storage.stored import STORE, is_complete, read_pack
@@ -368,9 +369,10 @@ def without_order(data: Data) -> Data:
     return Data(**{**vars(data), "seed": None})
 
 
-def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
-    """Keep what was asked for, for those who ask how far it is."""
-    (folder / PLAN).write(sealed_json({"trials": sorted(trials)}))
+def write_plan(folder: ResultsPath, trials: Iterable[str], question: str = "", words: Sequence[str] = ()) -> None:
+    """Keep what was asked for, and in which words, for those who ask how far it is and for the report."""
+    asked = PlannedIds(tuple(sorted(trials)), question, tuple(words))
+    (folder / PLAN).write(sealed_json(dataclasses.asdict(asked)))
 
 
 def remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:

@@ -150,7 +150,7 @@ def run_sweep(
         line = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"
         notes = [*notes, f"keep=weights: {line}"]
     if plan.packs:
-        write_plan(folder, asked)
+        write_plan(folder, asked, current().question, current().words)
     remove_leftovers(folder, {job.pack.id for job in running}, complete)
     _say([*(() if name else (f"study {run.study} -> {run.out}",)), *notes], console)
     if not name:

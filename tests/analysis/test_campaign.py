@@ -28,8 +28,8 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.
     out, made = tmp_path_factory.mktemp("campaign"), []
     synthetic.write_campaign(out, faults=20)
 
-    def write_and_keep(folder: Path) -> campaign.CampaignReport:
-        made.append(campaign.write_campaign(folder))
+    def write_and_keep(folder: Path, wheres: list[str]) -> campaign.CampaignReport:
+        made.append(campaign.write_campaign(folder, wheres))
         return made[0]
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), contextlib.ExitStack() as streams:

@@ -55,7 +55,7 @@ def test_every_panel_has_data_and_every_axis_a_label(drawn, name: str) -> None:
     for panel in figure.axes:
         assert any(np.isfinite(np.asarray(line.get_ydata(), float)).any() for line in panel.lines)
     assert any(panel.get_title() for panel in figure.axes)
-    unit = "learning rate" if name == "stability_edge" else "[nat/token]"
+    unit = "learning rate" if name == "largest_stable_rate" else "[nat/token]"
     assert any(unit in panel.get_ylabel() for panel in figure.axes)
     assert any(panel.get_xlabel() for panel in figure.axes)
     assert synthetic.legend_words(figure)
@@ -288,7 +288,7 @@ def test_of_many_mitigations_those_with_the_lowest_values_are_shown(tmp_path: Pa
     results = Results(open_sweep(tmp_path).load(), fault_events(tmp_path))
     drawn = {name: draw(results) for name, draw in FIGURES.items()}
     shown = {"loss_against_rate": 10, "sensitivity_against_width": 10, "faulty_against_golden": 4}
-    better = {"stability_edge": "lower rates"}
+    better = {"largest_stable_rate": "lower rates"}
     for name, drawing in drawn.items():
         assert synthetic.check_texts(drawing.figure)
         left_out = f"{21 - shown.get(name, 10)} mitigations with {better.get(name, 'higher values')}"
@@ -315,7 +315,7 @@ def test_of_a_grid_with_further_axes_half_of_the_lines_are_without_a_mitigation(
     synthetic.write_pack(tmp_path, trials)
     results = Results(open_sweep(tmp_path).load(), fault_events(tmp_path))
     others = dict.fromkeys(("loss_against_rate", "sensitivity_against_width"), "higher values")
-    for name, kind in (others | {"stability_edge": "lower rates"}).items():
+    for name, kind in (others | {"largest_stable_rate": "lower rates"}).items():
         drawing = FIGURES[name](results)
         assert synthetic.check_texts(drawing.figure)
         words = [text.removeprefix("mitigation: ") for text in synthetic.legend_words(drawing.figure)][:10]
@@ -367,9 +367,9 @@ def test_every_figure_says_what_its_signs_mean(tmp_path: Path) -> None:
             marked.append(name)
             assert any("did not act as named" in text for text in texts), name
         assert synthetic.check_texts(figure)
-    assert {"loss_against_rate", "stability_edge", "sensitivity_against_width", "mitigation_map"} <= {*marked}
+    assert {"loss_against_rate", "largest_stable_rate", "sensitivity_against_width", "mitigation_map"} <= {*marked}
     assert {"faulty_against_golden", "deviation_curves"} <= {*marked}
-    assert "↑ stable at every rate" in synthetic.legend_words(figures(*Needs)["stability_edge"](results).figure)
+    assert "↑ stable at every rate" in synthetic.legend_words(figures(*Needs)["largest_stable_rate"](results).figure)
 
 
 def test_a_legend_under_one_narrow_panel_fits(tmp_path: Path) -> None:

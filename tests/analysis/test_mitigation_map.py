@@ -244,7 +244,7 @@ def test_findings_name_what_can_be_told_at_the_largest_width(known: Comparison) 
         "Worst deviation over the faults at width 64: lowered by better -0.50 [-0.50, -0.50]. "
         "Raised by worse +∞ [∞, ∞]. No difference can be told for 1 other."
     )
-    assert "comparisons with the baseline have an interval that excludes no change." in certainty
+    assert "comparisons with the baseline have a 95% interval that excludes no change." in certainty
     assert "3 seeds" in certainty
 
 

@@ -65,5 +65,5 @@ def test_a_real_study_is_reported(home: Path, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("Largest stable learning rate at width 16: ") for line in lines)
     assert any(line.startswith("Worst deviation over the faults at width 16: ") for line in lines)
-    assert "mitigation_map.png" in lines[-1]
+    assert "mitigation_map.png" in lines[-2]
     assert "<h2>Mitigations</h2>" in (home / "small" / "report.html").read_text(encoding="utf-8")

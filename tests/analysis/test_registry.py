@@ -8,7 +8,7 @@ from analysis.commands.figure import figure_names
 from analysis.figures.registry import Needs, figures
 
 NAMES = {
-    Needs.SWEEP: ["loss_against_rate", "stability_edge", "sensitivity_against_width", "faulty_against_golden"],
+    Needs.SWEEP: ["loss_against_rate", "largest_stable_rate", "sensitivity_against_width", "faulty_against_golden"],
     Needs.GUARDS: ["guard_signals"],
     Needs.SEARCHES: ["search_history", "pareto_front"],
     Needs.COMPARISON: ["mitigation_map"],

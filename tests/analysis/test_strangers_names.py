@@ -142,9 +142,8 @@ def test_a_formula_is_drawn_as_it_stands_even_where_tex_is_asked_for(tmp_path: P
     texts = {text.get_text(): text for text in drawing.figure.findobj(matplotlib.text.Text)}
     assert f"mitigation: {EVIL['a formula']}" in texts
     assert not any(text.get_usetex() for text in texts.values())
-    assert not any(text.get_parse_math() for words, text in texts.items() if "mitigation" in words)
-    powers = [text for words, text in texts.items() if "10^{" in words]
-    assert powers and all(text.get_parse_math() for text in powers), "numbers on a logarithmic axis are formulas"
+    assert not any(text.get_parse_math() for text in texts.values())
+    assert {"0.001", "0.01", "0.1"} <= texts.keys(), "numbers on a logarithmic axis are plain"
 
 
 @pytest.mark.parametrize("name", EVIL)

@@ -105,7 +105,7 @@ def test_command_line_replaces_an_axis_of_the_study() -> None:
 @pytest.mark.parametrize("fault", ["none", "rare_tokens", "weight_bit"])
 def test_axes_of_the_study_may_reach_no_trial(fault: str) -> None:
     """The study sets fields of its faults; who asks for another fault is not to blame for them."""
-    assert {t.fault.name for t in command.trials(f"fault={fault}", study="quickstart")} == {fault}
+    assert {t.fault.name for t in command.trials(f"fault={fault}", study="incident")} == {fault}
 
 
 # --- faults and mitigations --------------------------------------------------------------------------------------

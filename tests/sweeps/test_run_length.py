@@ -187,12 +187,12 @@ def test_studies_of_ones_own_and_several_lengths_at_once(empty: Path) -> None:
 
 def test_a_study_without_a_length_of_its_own_stays_as_it_is(empty: Path) -> None:
     write_yaml(empty, "study/mine.yaml", OWN.replace("  steps: 100\n", ""))
-    write_yaml(empty, "study/longer.yaml", "defaults: [quickstart, _self_]\ntrain:\n  steps: 300\n")
+    write_yaml(empty, "study/longer.yaml", "defaults: [incident, _self_]\ntrain:\n  steps: 300\n")
     assert trials("train.steps=90", study="mine", folder=empty)[0].schedule.warmup == 10
     longer = trials("fault=weight_bit", study="longer", folder=empty)[0]
-    assert (longer.schedule.warmup, longer.fault.start) == (15, 75)
+    assert (longer.schedule.warmup, longer.fault.start) == (15, 100)
     again = trials("fault=weight_bit", "train.steps=600", study="longer", folder=empty)[0]
-    assert (again.schedule.warmup, again.fault.start) == (30, 150)
+    assert (again.schedule.warmup, again.fault.start) == (30, 200)
 
 
 @pytest.mark.parametrize(

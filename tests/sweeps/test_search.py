@@ -14,7 +14,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from analysis.figures.stability_edge import edge_table
+from analysis.figures.largest_stable_rate import edge_table
 from analysis.reading.open_sweep import open_sweep
 from analysis.reading.searches import front, read_searches
 from harness.storage.results_folder import ResultsPath

@@ -1,7 +1,8 @@
-"""Which trials are exported: `--where KEY=VALUE`, by the coordinates of `open_sweep`."""
+"""Which trials a command is about: `--where KEY=VALUE`, by the coordinates of `open_sweep`."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,25 @@ from harness.basics.printing import label, printable
 from harness.config import ConfigError
 
 MOST_SHOWN = 20  # values in an error
+YARDSTICK = "last_bit"  # the fault of trials that say how far golden runs drift apart
+WHERE = "trials of which it holds, by a coordinate of the dataset; may be given several times"
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    """The option of every command that takes some of the trials."""
+    parser.add_argument("--where", metavar="KEY=VALUE[,VALUE]", action="append", default=[], help=WHERE)
+
+
+def with_company(sweep: xr.Dataset, wheres: Sequence[str]) -> xr.Dataset:
+    """`selected`, and what those trials are judged by: their golden twins, and the `last_bit` trials of these."""
+    if not wheres:
+        return sweep
+    chosen = selected(sweep, wheres)["trial"].values
+    names, golden = sweep["trial"].values, sweep["golden"].values
+    kept = np.isin(names, chosen)
+    kept |= np.isin(names, golden[kept])
+    kept |= (sweep["fault"].values == YARDSTICK) & np.isin(golden, names[kept])
+    return sweep.isel(trial=np.flatnonzero(kept))
 
 
 def selected(sweep: xr.Dataset, wheres: Sequence[str]) -> xr.Dataset:

@@ -1,4 +1,4 @@
-"""The edge of stability: the largest learning rate at which every seed trains, against the width."""
+"""The largest learning rate at which every seed trains, against the width."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def edge_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 @drawn_from(Needs.SWEEP, place=2, points="kind=map&x=lr&y=width&colour=outcome")
-def stability_edge(results: Results) -> Drawing:
+def largest_stable_rate(results: Results) -> Drawing:
     """The largest stable learning rate against width: a line a mitigation, and a bar up to the smallest unstable one.
 
-    The edge lies somewhere in the bar. What lies beyond the rates that were tried is an arrow at their end.
+    It lies somewhere in the bar. What lies beyond the rates that were tried is an arrow at their end.
     """
     table = edge_table(results.sweep)
     table, without = with_widths(table[table["rates"] > 1])
@@ -71,14 +71,16 @@ def stability_edge(results: Results) -> Drawing:
         ]
         handles += [*_symbols(table[table["series"].isin(shown)]), *signs(shown)]
         legend_below(figure, handles)
-        panel.set_title("Edge of stability")
+        panel.set_title("Largest stable learning rate")
     fewest, most = table["seeds"].min(), table["seeds"].max()
     seeds = fewest if fewest == most else f"{fewest} to {most}"
+    tried = (
+        f"{table['rates'].min()} to {table['rates'].max()}" if table["rates"].nunique() > 1 else table["rates"].min()
+    )
     caption = (
         "Markers are the largest learning rate at which every seed trained to the end, below any at which one did not; "
-        f"bars reach up to the smallest rate at which one did not, so the edge lies in them. {seeds} seeds a rate, "
-        f"{table['rates'].min()} to {table['rates'].max()} rates a marker. An arrow up: every rate was stable; an "
-        f"arrow down: none was.{left_out}{without}"
+        f"bars reach up to the smallest rate at which one did not: the limit lies within. {seeds} seeds a rate, "
+        f"{tried} rates a marker. An arrow up: every rate was stable; an arrow down: none was.{left_out}{without}"
     )
     return Drawing(figure, caption)
 

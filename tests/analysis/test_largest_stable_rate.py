@@ -1,4 +1,4 @@
-"""The edge of stability, on synthetic stores."""
+"""The largest stable learning rate, on synthetic stores."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.figures.largest_stable_rate import edge_table, largest_stable_rate
 from analysis.figures.registry import Results
-from analysis.figures.stability_edge import edge_table, stability_edge
 from harness.config import Trial
 from tests.analysis import synthetic
 from tests.analysis.mitigated import LOST, Ending, Study
@@ -45,11 +45,11 @@ def test_the_bracket_of_each_group(study: Study) -> None:
 
 
 def test_the_figure_marks_edges_and_open_ends(study: Study) -> None:
-    drawing = stability_edge(Results(study.sweep))
+    drawing = largest_stable_rate(Results(study.sweep))
     assert drawing.figure is not None and synthetic.check_texts(drawing.figure)
     (panel,) = drawing.figure.axes
     lines = [line for line in panel.lines if len(line.get_xdata()) == 3]
     assert len(lines) == 2 and [list(line.get_ydata()) for line in lines] == [[1e-1, 1e-2, 1.0]] * 2
     arrows = [text for text in panel.texts if getattr(text, "arrow_patch", None)]
     assert len(arrows) == 4, "up where all rates are stable, down where none is"
-    assert "3 seeds a rate, 4 to 4 rates a marker" in drawing.caption
+    assert "3 seeds a rate, 4 rates a marker" in drawing.caption

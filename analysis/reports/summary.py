@@ -1,0 +1,63 @@
+"""The results of a sweep in at most five sentences, without names of trials: what stands above its report."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.figures.mitigation_words import STABLE, mitigation_findings, told_share
+from analysis.measures import metrics
+from analysis.measures.mitigations import Comparison
+from analysis.reports.findings import counted, fault_lines, sensitivity_lines
+from harness.basics.printing import count
+from harness.config import NO_FAULT
+
+MOST = 5  # sentences
+MOST_FAULTS = 2  # that have one of their own
+
+
+def summary(sweep: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame, compared: Comparison) -> list[str]:
+    """The most that can be told, first; what is only counted, last.
+
+    `sensitivity` is the sweep's `metrics.lr_sensitivity`, `faults` its `fault_effects`.
+    """
+    trials = sweep.sizes["trial"]
+    if not trials:
+        return ["No trials yet."]
+    ended = f"{count(trials, 'trial')}: {counted(sweep['outcome'])}."
+    moved = mitigation_findings(compared)[:-1]
+    rates = [_with_steps(line, sweep) for line in moved if line.startswith(STABLE)]
+    others = [line for line in moved if not line.startswith(STABLE)]
+    losses = sensitivity_lines(sensitivity) if sensitivity["sensitivity"].notna().any() else []
+    struck = fault_lines(faults)
+    struck = struck if len(struck) <= MOST_FAULTS else [_over_mitigations(faults)]
+    share = [line] if (line := told_share(compared)) else []
+    return [ended, *rates, *others, *losses[:1], *struck, *losses[1:2], *share][:MOST]
+
+
+def _with_steps(line: str, sweep: xr.Dataset) -> str:
+    """A sentence on largest stable rates, with how closely the sweep can tell them."""
+    rates = np.unique(metrics.clean_trials(sweep[["fault", "lr"]])["lr"].values.astype(float))
+    rates = rates[np.isfinite(rates) & (rates > 0)]
+    if len(rates) < 2:
+        return line
+    steps = sorted({f"{ratio:.2g}" for ratio in rates[1:] / rates[:-1]}, key=float)
+    apart = steps[0] if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    return f"{line} Neighbouring rates of the sweep are a factor of {apart} apart."
+
+
+def _over_mitigations(faults: pd.DataFrame) -> str:
+    """One sentence on all faults."""
+    parts = []
+    for fault, rows in faults.groupby("fault", sort=True):
+        assert fault != NO_FAULT.name
+        worst, lost = rows["worst_deviation"].max(), int(rows["lost"].sum())
+        part = f"{fault} moved {int(rows['moved'].sum())} of {int(rows['with_twin'].sum())} trials"
+        details = [] if np.isnan(worst) else [f"the worst by {worst:+.3g} nat/token"]
+        details += [f"{lost} became non-finite"] if lost else []
+        details += [f"{idle} never fired"] if (idle := int(rows["never_fired"].sum())) else []
+        parts.append(part + (f" ({', '.join(details)})" if details else ""))
+    more = len(parts) - 3
+    named = "; ".join(parts[:3]) + (f"; {more} more faults" if more > 0 else "")
+    return f"Away from their golden twins: {named}."
