@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart picture tables check test fuzz lint benchmark slurm browser gpu gpu-wheels gpu-figure
+.PHONY: install docs quickstart picture tables check test fuzz lint benchmark slurm browser gpu gpu-wheels gpu-figure
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: PYTHON=$(PYTHON): needs Python >= 3.11"; exit 2; }
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev --group docs
 	@# Not with what they ask for: a torchvision that may be of another build than torch, and much that tests have no use
 	@# for. Of the last three it is the rule by which their authors tell a spike.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
@@ -35,6 +35,11 @@ picture: quickstart
 # The tables of the documentation, from what the files of mitigations and faults say of themselves.
 tables: install
 	$(BIN)/python -m sweeps.commands.tables docs/mitigations.md docs/faults.md docs/detection.md docs/recovery.md
+
+# The site, in docs/_build/html: every tutorial is run, and a warning is an error. Nothing is fetched.
+docs: install
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 # Three files of tests at a time, some of which wait for processes, and beside them the tests that wait for Slurm.
 # Hundreds of processes load the project: what is compiled is kept.

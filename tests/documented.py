@@ -16,7 +16,7 @@ printf '%s\\0' "$@" > "$WORDS"
 
 def commands(text: str, name: str = "") -> list[str]:
     """The lines of its code blocks that begin with our command, or with that one of its commands, as they stand."""
-    blocks = re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL)
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line for kind, block in blocks if not kind for line in block.splitlines()]
     return [line for line in lines if line.startswith(f"{PROGRAM} {name}".strip())]
 

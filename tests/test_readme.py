@@ -1,4 +1,4 @@
-"""The README's commands work as they stand there."""
+"""The commands of the README, of the first pages and of the how-to guides work as they stand there."""
 
 from __future__ import annotations
 
@@ -22,11 +22,22 @@ from tests.documented import commands, words_of
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
-SWEEPS = commands(README, "sweep")
-REPORTS = commands(README, "report") + commands(README, "campaign")
+FILES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs" / "start").glob("*.md")),
+    *sorted((ROOT / "docs" / "howto").glob("*.md")),
+]
+PAGES = "\n".join(file.read_text() for file in FILES)
+SWEEPS = list(dict.fromkeys(commands(PAGES, "sweep")))
+REPORTS = commands(PAGES, "report") + commands(PAGES, "campaign")
 QUICK = ["train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_every=4", "model.depth=1"]
 QUICK += ["model.context=16", "train.batch=2", "train.validate_tokens=16", "train.validate_between=16"]
+
+
+def blocks(kind: str, page: str = "README.md") -> list[str]:
+    """The blocks of code of this kind in a page."""
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [text for its, text in found if its == kind]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,7 +112,8 @@ def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path, capsys:
 
 def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report as typed in a shell; the others in this process, and a smaller grid."""
-    grid, plan = (line for line in SWEEPS if "out=results/first" in line)
+    lines = [line for line in SWEEPS if "out=results/first" in line]
+    (plan,), (grid, *_) = ([line for line in lines if ("plan=true" in line) is is_plan] for is_plan in (True, False))
     assert "12 trials asked for" in command(plan, home, capsys)
     assert "trained 48 of 48 trials" in command(grid, home, capsys, *QUICK)
     report = next(line for line in REPORTS if "results/first" in line)
@@ -109,24 +121,24 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.
     campaign = next(line for line in REPORTS if line.startswith("stability-harness campaign"))
     shutil.copytree(home / "results" / "first", home / words_of(campaign, home)[1])
     assert "Page: " in command(campaign, home, capsys)
-    for line in commands(README, "export"):
+    for line in commands(PAGES, "export"):
         if "mlflow" not in line or os.environ.get("CI") or importlib.util.find_spec("mlflow"):
             assert "trials" in command(line, home, capsys)
-    (watch,) = commands(README, "watch")
+    watch = next(line for line in commands(PAGES, "watch") if "results/first" in line)
     assert started(watch, home).startswith("Watching results/first at http://127.0.0.1:")
-    for line in (*commands(README, "status"), *commands(README, "cancel")):
+    for line in (*commands(PAGES, "status"), *commands(PAGES, "cancel")):
         shutil.copytree(home / "results" / "first", home / words_of(line, home)[1], dirs_exist_ok=True)
         assert command(line, home, capsys)
 
 
 def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
-    assert {line.split()[1] for line in commands(README)} == {
-        *("sweep", "watch", "report", "campaign", "status", "cancel", "export"),
+    assert {line.split()[1] for line in commands(PAGES)} == {
+        *("sweep", "watch", "report", "campaign", "status", "cancel", "export", "incidents"),
     }
-    blocks = [text for kind, text in BLOCKS if not kind]
-    others = [line for text in blocks for line in text.splitlines() if line not in commands(README)]
-    assert {line.split()[0] for line in others} == {"make"}
+    plain = [text for file in FILES for text in blocks("", str(file.relative_to(ROOT)))]
+    others = [line for text in plain for line in text.splitlines() if line not in commands(PAGES)]
+    assert {line.split()[0] for line in others if line} == {"make", "pip"}
 
 
 GRIDS = {
@@ -143,7 +155,7 @@ def test_the_six_lines_of_python_open_a_quickstart(
 ) -> None:
     line = "stability-harness sweep study=quickstart"
     command(line, home, capsys, *(word for word in QUICK if not word.startswith("fault")), *grid)
-    code, *_ = [text for kind, text in BLOCKS if kind == "python"]
+    code, _ = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) == 6
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
     words = [sys.executable, "-W", "error", "-c", code]
@@ -157,7 +169,7 @@ def test_the_weights_of_the_readme_are_kept(
 ) -> None:
     (line,) = [line for line in SWEEPS if "keep=weights" in line]
     command(line, home, capsys, *(word for word in QUICK if not word.startswith("fault")))
-    _, code, *_ = [text for kind, text in BLOCKS if kind == "python"]
+    _, code = blocks("python", "docs/howto/results.md")
     monkeypatch.chdir(home)
     exec(code, space := {})
     assert space["weights"]["blocks.0.attention.query"].shape == (64, 64)
@@ -165,7 +177,7 @@ def test_the_weights_of_the_readme_are_kept(
 
 
 def test_the_lines_for_a_notebook_train(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, code, _ = [text for kind, text in BLOCKS if kind == "python"]
+    (code,) = blocks("python", "docs/howto/notebook.md")
     monkeypatch.chdir(home)
     words = [*QUICK, "fault=none,weight_bit", "optim.lr=1e-3", "mitigation=none", "hydra.launcher.workers=1"]
     exec(code.replace('"seed=range(3)"', f'"seed=range(3)", *{words}'), space := {})
@@ -173,7 +185,7 @@ def test_the_lines_for_a_notebook_train(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_mitigation_of_the_readme_is_a_mitigation(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (text,) = [text for kind, text in BLOCKS if kind == "yaml"]
+    (text,) = blocks("yaml", "docs/howto/own_parts.md")
     (home / "conf" / "mitigation").mkdir(parents=True)
     (home / "conf" / "mitigation" / "mine.yaml").write_text(text)
     line = "stability-harness sweep --config-dir conf mitigation=none,mine plan=true"
@@ -182,7 +194,15 @@ def test_the_mitigation_of_the_readme_is_a_mitigation(home: Path, capsys: pytest
 
 
 def test_what_the_readme_names_exists() -> None:
-    for path in re.findall(r"\]\((?!http)([^)]+)\)", README):
-        assert (ROOT / path).exists(), path
-    for path in re.findall(r"`((?:harness|injectors|sweeps|analysis|docs|tests)/[\w./]+)`", README):
+    generated = {"commands.md", "keys.md", "index.rst"}  # when the site is built
+    for file in FILES:
+        for path in re.findall(r"\]\((?!http)([^)#]+)\)", file.read_text()):
+            assert (file.parent / path).exists() or Path(path).name in generated, (file, path)
+    for path in re.findall(r"`((?:harness|injectors|sweeps|analysis|docs|tests)/[\w./]+)`", PAGES):
         assert "NAME" in path or (ROOT / path).exists(), path
+
+
+def test_the_readme_is_short_and_says_what_the_quickstart_says() -> None:
+    assert len(README.splitlines()) <= 120 and len(README.split()) <= 900
+    (said,), (again,) = blocks("text"), blocks("text", "docs/start/first_result.md")
+    assert said == again

@@ -53,7 +53,7 @@ def test_detectors_of_the_page(home: Path) -> None:
 def test_weights_of_the_page(home: Path) -> None:
     pytest.importorskip("transformers")
     sweep("results/gpt2", "recipe=gpt2", "keep=weights", "model.head_dim=16")
-    exec(snippet("README.md", "to_gpt2"), space := {})
+    exec(snippet("docs/howto/results.md", "to_gpt2"), space := {})
     assert space["weights"]["blocks.0.attention.query"].shape in ((16, 16), (32, 32))
 
 

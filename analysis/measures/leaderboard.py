@@ -23,6 +23,7 @@ QUIET = 5  # steps without an alarm that end an episode
 PACK = 8  # rows that share a step, in which the cost is measured
 THRESHOLDS = ("sigma", "limit", "ratio", "growth", "fall", "rise", "factor", "alpha")
 RATIOS = ("ratio", "growth", "fall")
+AS_THEY_ARE: Mapping[str, Mapping[str, Any]] = {}  # constants
 NO_THRESHOLD = 1e30  # a limit that a run has to name
 FACTORS = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
 
@@ -95,7 +96,9 @@ def by_group(incidents: KnownFaults, seen: pd.DataFrame, by: str) -> pd.DataFram
     return shares.rename_axis(by).reset_index()
 
 
-def scored(sweep: xr.Dataset, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+def scored(
+    sweep: xr.Dataset, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]] = AS_THEY_ARE
+) -> pd.DataFrame:
     """How well each detector does, a row each: what it misses, and what it takes for an alarm that is none.
 
     Args:

@@ -52,7 +52,7 @@ JUDGED: dict[str, tuple[str, dict[str, str]]] = {
 def outcomes(sweep: xr.Dataset) -> xr.Dataset:
     """`sweep`, as `analysis.reading.open_sweep` gives it, with what each fault did as coordinates along `trial`.
 
-    - `deviation_max` = max |D_t| and `deviation_final` = |mean of D_t over the final steps| (nat/token). The final
+    - `deviation_max` = max abs(D_t), `deviation_final` = abs(mean of D_t over the final steps) (nat/token). The final
       steps are 5% of the run, at least 5, from the strike on; of a run that became non-finite, or whose twin did, the
       last ones at which both losses are finite. NaN without a fault, without a finished golden twin, and where no loss
       since the strike is finite.
@@ -78,9 +78,9 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
 
       So a trial whose golden twin diverges too is masked, recovered or lingering by its deviation from it. Without an
       envelope rule 7 never holds, and rule 9 takes an envelope of 0: the final losses are on average the twin's own.
-    - `recovery_steps`: from the strike to the first step from which on |D_t| <= envelope_max; 0 if masked. NaN if the
-      trial did not recover, is idle, or was outside at its last step, so that its return was not seen. The envelope is
-      as tight as rounding, so this is the time until nothing at all is left of the fault.
+    - `recovery_steps`: from the strike to the first step from which on abs(D_t) <= envelope_max; 0 if masked. NaN if
+      the trial did not recover, is idle, or was outside at its last step, so that its return was not seen. The envelope
+      is as tight as rounding, so this is the time until nothing at all is left of the fault.
     - `settling_steps`: from the strike to the first step from which on the mean of D over 10 steps, that one and the
       next nine, is at most 0.1 nat/token: until what the fault cost is made up for, all but a tenth of a nat. 0 if it
       never was larger, so that a poisoned batch counts while it is read. NaN if the mean over the last ten steps was
