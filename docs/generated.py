@@ -15,11 +15,11 @@ from sweeps.commands.console import PROGRAM, commands, run
 from sweeps.compose.settings import LAUNCHERS, PARTS, Settings
 
 GROUPS = {
-    "Train": ("sweep", "status", "cancel", "list", "coordinate-check", "completion"),
+    "Train": ("sweep", "demo", "status", "cancel", "list", "coordinate-check", "completion"),
     "Look": ("watch", "report", "figure", "trial", "compare", "diff"),
     "Explain": ("campaign", "incidents", "postmortem", "causes", "cross", "provenance", "lead"),
     "Judge": ("detectors", "leaderboard", "playbooks"),
-    "Manage": ("verify", "merge", "remove", "retry"),
+    "Manage": ("verify", "retry", "merge", "remove"),
     "Share": ("export",),
 }
 OF_RUN = "These belong to the run and not to a trial, so they cannot be swept."

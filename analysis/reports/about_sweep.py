@@ -67,7 +67,7 @@ def _asked(out: Path) -> tuple[str, tuple[str, ...]]:
         asked = read_asked(out)
     except Unreadable:
         return "", ()
-    return asked.question, asked.words
+    return asked.question, asked.words or ()
 
 
 def _levels(values: np.ndarray) -> str:

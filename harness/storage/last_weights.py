@@ -88,6 +88,22 @@ def read_weights(out: Path, trial: str) -> tuple[Mapping[str, Any], dict[str, Te
         raise ConfigError(f"{file}: cannot be read ({error}); allowed: as a sweep has written it") from None
 
 
+def remove_weights(folder: ResultsPath, trial: str) -> None:
+    """Take a trial's weights away, if there are any."""
+    for end in (REST, TENSORS):
+        (folder / FOLDER / f"{trial}{end}").unlink()
+
+
+def copy_weights(out: Path, folder: ResultsPath, trial: str) -> None:
+    """Have a trial's weights in another results folder as well, if there are any and it has none. Raises OSError."""
+    place, source = folder / FOLDER, ResultsPath.at(out) / FOLDER
+    if not has_weights(out, trial) or has_weights(folder.root, trial):
+        return
+    place.make_folder()
+    for end in (TENSORS, REST):  # the record last: it says that the tensors are whole
+        (place / f"{trial}{end}").write((source / f"{trial}{end}").read_bytes())
+
+
 def damaged_weights(out: Path) -> list[str]:
     """What is wrong with the weights in `out`, a line for each trial."""
     problems, place = Problems(), ResultsPath.at(out) / FOLDER

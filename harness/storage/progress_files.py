@@ -11,11 +11,12 @@ import contextlib
 import dataclasses
 import json
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config import ConfigError
-from harness.storage.json_seal import read_sealed_record
+from harness.storage.json_seal import read_sealed_record, sealed_json
 from harness.storage.records import Missing, Unreadable, read_record
 from harness.storage.results_folder import ResultsPath
 
@@ -30,7 +31,7 @@ class PlannedIds:
 
     trials: tuple[str, ...]
     question: str = ""
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] | None = None  # None: not known
 
 
 @dataclass(frozen=True)
@@ -97,3 +98,11 @@ def read_progress(folder: Path) -> tuple[dict[str, PackProgress], dict[str, Unre
 def read_asked(out: Path) -> PlannedIds:
     """What the last command that trained into `out` asked for. Raises Unreadable; Missing in an older store."""
     return read_sealed_record(out / PLAN, PlannedIds, MOST_PLAN)
+
+
+def write_plan(
+    folder: ResultsPath, trials: Iterable[str], question: str = "", words: Sequence[str] | None = None
+) -> None:
+    """Keep what was asked for, and in which words, for those who ask how far it is and for the report."""
+    asked = PlannedIds(tuple(sorted(trials)), question, None if words is None else tuple(words))
+    (folder / PLAN).write(sealed_json(dataclasses.asdict(asked)))

@@ -223,7 +223,7 @@ class PackStore:
         if old is not None and old.complete:
             raise ValueError(f"{place}: this pack is complete already")
         pack = cls(place, attributes, steps, layers, min(block, steps), guarded or {})
-        pack._install()
+        pack.install()
         return pack
 
     @classmethod
@@ -255,7 +255,7 @@ class PackStore:
         """Of all that a complete pack has, the first chunk that is not as it was written: its first step, and words."""
         return next(damage(PackInfo(self.place, self.attributes | {"complete": True}, self._arrays)), None)
 
-    def _install(self) -> None:
+    def install(self) -> None:
         """Build the empty group aside and move it into place, so that no reader finds half of one."""
         store = self.place.parent
         for stray in store.entries():

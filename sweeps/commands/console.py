@@ -76,6 +76,48 @@ def _on_folder(name: str, arguments: list[str]) -> int:
     return status.ACTS[name](out, Terminal())
 
 
+def _merge(arguments: list[str]) -> int:
+    parser = _parser("merge")
+    parser.add_argument("outs", metavar="OUT", type=Path, nargs="+", help="results folders of one study")
+    parser.add_argument("--into", metavar="OUT", type=Path, required=True, help="a results folder, new or not")
+    options = parser.parse_args(arguments)
+    from harness.basics.terminal import Terminal
+    from sweeps.commands.merge import merge
+
+    return merge(options.outs, options.into, Terminal())
+
+
+def _remove(arguments: list[str]) -> int:
+    parser = _parser("remove")
+    parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    from analysis.reading.selection import add_where
+
+    add_where(parser)
+    options = parser.parse_args(arguments)
+    from harness.basics.terminal import Terminal
+    from sweeps.commands.remove import remove
+
+    return remove(options.out, options.where, options.yes, Terminal())
+
+
+def _retry(arguments: list[str]) -> int | None:
+    parser = _parser("retry")
+    parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
+    parser.add_argument("more", metavar="KEY=VALUE", nargs="*", help="words for the sweep, as of a launcher")
+    options = parser.parse_args(arguments)
+    from sweeps.commands.retry import words_again
+
+    return _sweep(words_again(options.out, options.more))
+
+
+def _demo(arguments: list[str]) -> int | None:
+    parser = _parser("demo")
+    parser.add_argument("out", metavar="OUT", nargs="?", default="stability-demo", help="default: ./stability-demo")
+    out = parser.parse_args(arguments).out
+    return _sweep(["study=quickstart", f"out={out}"]) or _analysis("report", [out])
+
+
 def _list(arguments: list[str]) -> None:
     parser = _parser("list")
     parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="of your own mitigations and faults")
@@ -118,6 +160,10 @@ OWN = {
     "sweep": Command("train a grid, a study or a search: KEY=VALUE[,VALUE...]", _sweep),
     "status": Command("what is done, runs, waits, has failed or was lost", partial(_on_folder, "status")),
     "cancel": Command("take a sweep's jobs out of Slurm's queue", partial(_on_folder, "cancel")),
+    "retry": Command("train what has failed or is missing, by the same command", _retry),
+    "merge": Command("have the trials of several folders in one, each checked", _merge),
+    "remove": Command("take trials out of a folder for good: --where KEY=VALUE", _remove),
+    "demo": Command("train a small study and report on it, in two minutes", _demo),
     "list": Command("every mitigation and fault with one line and its paper", _list),
     "verify": Command("whether every file of a store is there as it was written", partial(_on_folder, "verify")),
     "coordinate-check": Command("whether every size changes equally in its first steps", _coordinate_check),

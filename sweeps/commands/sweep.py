@@ -87,7 +87,7 @@ def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, R
     config, _ = check_command_line(arguments)
     study, folder = config.hydra.runtime.choices.study, folder_of(arguments)
     # Without Hydra's own, which may be lines of a job's script.
-    words = (*([f"--config-dir={folder}"] if folder else []), *map(str, config.hydra.overrides.task))
+    words = (*([f"--config-dir={folder.absolute()}"] if folder else []), *map(str, config.hydra.overrides.task))
     call = Call(folder, console, options_of(arguments).verbose, _question(study, folder), words)
     status = multirun(application, config, call)
     return status, run_from(study, OmegaConf.to_container(config))  # type: ignore[arg-type]

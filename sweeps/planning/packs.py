@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from harness.config import NO_FAULT, Trial
 
 PACK_ID = "[0-9a-f]{16}"  # a regular expression
+
+
+def pack_id(trials: Iterable[str]) -> str:
+    """The id of a pack that records these trials, in this order."""
+    return hashlib.sha256(" ".join(trials).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,7 @@ class PackPlan:
 
     @property
     def id(self) -> str:
-        text = " ".join(trial.id for trial in self.recorded)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return pack_id(trial.id for trial in self.recorded)
 
     @property
     def recorded(self) -> tuple[Trial, ...]:

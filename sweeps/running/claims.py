@@ -51,7 +51,7 @@ def claimed(folder: ResultsPath, pack: PackPlan) -> Iterator[PackPlan | None]:
             if part is not None and not held.enter_context(owned(lock_of(folder, part.id))):
                 part = None
             if part is not None:
-                _say(folder, Claim(part.id, frozenset(trial.id for trial in part.recorded)))
+                claim(folder, Claim(part.id, frozenset(trial.id for trial in part.recorded)))
         yield part
 
 
@@ -95,9 +95,10 @@ def _claim(line: bytes) -> Claim | None:
     return None
 
 
-def _say(folder: ResultsPath, claim: Claim) -> None:
+def claim(folder: ResultsPath, claimed: Claim) -> None:
     """Add a line, whole: what a killed process has left of one before it is ended first."""
-    line = sealed_json({"pack": claim.pack, "trials": sorted(claim.trials)})
+    (folder / CLAIMS).make_folder()
+    line = sealed_json({"pack": claimed.pack, "trials": sorted(claimed.trials)})
     with os.fdopen((folder / CLAIMS / LEDGER).descriptor(os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b") as file:
         end = file.seek(0, os.SEEK_END)
         if end:

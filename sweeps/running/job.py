@@ -13,12 +13,11 @@ Beside the store:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -42,10 +41,9 @@ from harness.model.determinism import make_deterministic
 from harness.model.precision import pick_device
 from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Saved, Stopped, about
-from harness.storage.json_seal import sealed_json
 from harness.storage.last_weights import write_weights
 from harness.storage.pack_info import KERNELS_CHANGED, NOT_RECORDED
-from harness.storage.progress_files import ERRORS, PLAN, PROGRESS, PlannedIds, ProgressFile
+from harness.storage.progress_files import ERRORS, PROGRESS, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
 from harness.storage.stored import STORE, is_complete, read_pack
@@ -367,12 +365,6 @@ def record_failure(job: Job, reason: str, trace: str) -> Failed:
 def without_order(data: Data) -> Data:
     """The same corpus whatever the order of batches."""
     return Data(**{**vars(data), "seed": None})
-
-
-def write_plan(folder: ResultsPath, trials: Iterable[str], question: str = "", words: Sequence[str] = ()) -> None:
-    """Keep what was asked for, and in which words, for those who ask how far it is and for the report."""
-    asked = PlannedIds(tuple(sorted(trials)), question, tuple(words))
-    (folder / PLAN).write(sealed_json(dataclasses.asdict(asked)))
 
 
 def remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:

@@ -23,6 +23,7 @@ from harness.model.precision import pick_device
 from harness.model.scaling import tensor_table
 from harness.model.start import check_start, start_digests
 from harness.storage.last_weights import has_weights
+from harness.storage.progress_files import write_plan
 from harness.storage.store import check_store, open_store
 from harness.storage.stored import STORE, complete_trials, read_packs
 from harness.storage.zarr_files import METADATA
@@ -35,7 +36,7 @@ from sweeps.planning.limits import check_block, check_disk, check_processes
 from sweeps.planning.packs import PackPlan, Plan
 from sweeps.planning.plan_table import print_plan, say_counts
 from sweeps.planning.planner import make_plan
-from sweeps.running.job import Ended, Failed, Job, begun_packs, corpus_of, remove_leftovers, without_order, write_plan
+from sweeps.running.job import Ended, Failed, Job, begun_packs, corpus_of, remove_leftovers, without_order
 from sweeps.running.kernels import kernel_notes, with_kernels
 from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor, heard_by
 from sweeps.running.progress import Display, summarize

@@ -369,7 +369,7 @@ def test_a_report_begins_with_what_its_study_asks(tmp_path: Path, monkeypatch: p
     page = made.html.read_text(encoding="utf-8")
     assert "<h1>Is &lt;b&gt; larger than $a$?</h1>" in page and made.about.title == "Is <b> larger than $a$?"
     assert made.about.varied == ("lr: 0.001, 0.01",) and "lr: 0.001, 0.01" in page
-    assert made.about.command.startswith("stability-harness sweep --config-dir=. model.width=16 ")
+    assert made.about.command.startswith(f"stability-harness sweep --config-dir={tmp_path} model.width=16 ")
     assert made.about.command.endswith(" study=mine out=o fault=none")
     assert "workers" not in made.about.command and made.about.size == "2 trials in 1 pack"
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", made.about.date) and made.about.version.startswith(version())

@@ -53,9 +53,9 @@ def write_store(out: Path, overrides: Sequence[str]) -> None:
     Raises ConfigError if `out` has results.
     """
     from harness.objectives.outcome import judge
+    from harness.storage.progress_files import write_plan
     from harness.storage.store import PackStore, open_store
     from sweeps.planning.planner import make_plan
-    from sweeps.running.job import write_plan
 
     planned = planned_trials(overrides)
     folder = open_store(out, "scale")

@@ -14,13 +14,14 @@ import pytest
 import analysis
 from analysis.__main__ import main
 from harness.storage.checkpoint import Checkpoints, Stopped
+from harness.storage.progress_files import write_plan
 from harness.storage.store import open_store
 from harness.storage.stored import STORE, DamagedStore
 from harness.storage.zarr_files import METADATA
 from harness.testing.engine import Dying, Killed
 from sweeps.planning.packs import PackPlan
 from sweeps.planning.planner import make_plan
-from sweeps.running.job import Failed, Finished, Job, train_pack, train_pack_safely, write_plan
+from sweeps.running.job import Failed, Finished, Job, train_pack, train_pack_safely
 from tests.jobs import job_of
 from tests.sealing import seal_again
 from tests.sweeps import command, kills
