@@ -11,17 +11,9 @@ from typing import Any
 
 from harness.config import sections
 from injectors import fault_types
-from sweeps.commands.console import PROGRAM, commands, run
+from sweeps.commands.console import PROGRAM, commands, grouped, run
 from sweeps.compose.settings import LAUNCHERS, PARTS, Settings
 
-GROUPS = {
-    "Train": ("sweep", "demo", "status", "cancel", "list", "coordinate-check", "completion"),
-    "Look": ("watch", "report", "figure", "trial", "compare", "diff"),
-    "Explain": ("campaign", "incidents", "postmortem", "causes", "cross", "provenance", "lead"),
-    "Judge": ("detectors", "leaderboard", "playbooks"),
-    "Manage": ("verify", "retry", "merge", "remove"),
-    "Share": ("export",),
-}
 OF_RUN = "These belong to the run and not to a trial, so they cannot be swept."
 
 
@@ -36,13 +28,10 @@ def write_reference(folder: Path) -> None:
 def commands_page() -> str:
     """Every command with what its --help says, in groups."""
     known = commands()
-    grouped = {name for names in GROUPS.values() for name in names}
-    groups = {**GROUPS, "Others": tuple(name for name in known if name not in grouped)}
     lines = ["# Commands", "", f"`{PROGRAM} COMMAND --help` says the same in a terminal.", ""]
-    for title, names in groups.items():
-        here = [name for name in names if name in known]
-        lines += [f"## {title}", ""] if here else []
-        for name in here:
+    for title, names in grouped().items():
+        lines += [f"## {title}", ""]
+        for name in names:
             lines += [f"### {name}", "", f"{_sentence(known[name].help)}", ""]
             lines += ["" if name == "sweep" else f"```text\n{_help_of(name)}\n```", ""]
     return "\n".join(lines).replace("\n\n\n", "\n\n")

@@ -130,7 +130,7 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.
         shutil.copytree(home / "results" / "first", home / words_of(line, home)[1], dirs_exist_ok=True)
         assert command(line, home, capsys)
     shutil.copytree(home / "results" / "first", home / "results" / "second")
-    for name in ("retry", "merge", "remove", "verify", "incidents"):
+    for name in ("figure", "retry", "merge", "remove", "verify", "incidents"):
         for line in commands(PAGES, name):
             assert command(line, home, capsys)
 
@@ -139,7 +139,7 @@ def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
     assert {line.split()[1] for line in commands(PAGES)} == {
         *("sweep", "watch", "report", "campaign", "status", "cancel", "export", "incidents"),
-        *("retry", "merge", "remove", "verify"),
+        *("figure", "retry", "merge", "remove", "verify"),
     }
     plain = [text for file in FILES for text in blocks("", str(file.relative_to(ROOT)))]
     others = [line for text in plain for line in text.splitlines() if line not in commands(PAGES)]

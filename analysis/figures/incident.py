@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib import colormaps
@@ -16,6 +16,7 @@ from analysis.figures.drawing import Drawing, page
 from analysis.measures.anomalies import TrialSignals, usual
 from analysis.measures.evidence import Evidence
 from analysis.measures.incidents import Incident
+from analysis.reading.incident_log import number
 from harness.basics.printing import label
 
 AROUND = 60  # steps on either side
@@ -35,6 +36,7 @@ def incident_signals(run: TrialSignals, incident: Incident, evidence: Evidence) 
         "rms of the\nupdate": ("update_rms", "#8172b2", "log"),
         "norm of the\nweights": ("param_norm", "#937860", "linear"),
     }
+    is_drawn = False
     with page(9, 8.4, f"Trial {label(run.trial)}, steps {first} to {stop - 1}") as figure:
         panels = figure.subplots(len(signals), 1, sharex=True)
         for panel, (words, (name, colour, scale)) in zip(panels, signals.items(), strict=True):
@@ -42,6 +44,11 @@ def incident_signals(run: TrialSignals, incident: Incident, evidence: Evidence) 
             finite = np.isfinite(values) & ((values > 0) | (scale == "linear"))
             panel.plot(steps, np.where(finite, values, np.nan), color=colour, linewidth=1.5, marker=".", markersize=3)
             known = values[finite]
+            for step, seen in _undone(incident, name, run[name]):
+                if not first <= step <= stop:
+                    continue
+                is_drawn = True
+                panel.plot([step], [seen], "D", markersize=7, markerfacecolor="none", markeredgecolor=ALARM, zorder=5)
             if scale == "log" and len(known) and known.max() < 1e300:
                 panel.set_yscale("log")
             broken = steps[~np.isfinite(values)]
@@ -59,7 +66,17 @@ def incident_signals(run: TrialSignals, incident: Incident, evidence: Evidence) 
         f"The band is the incident, from its onset at step {evidence.begin} to step {incident.last}; dashed lines are "
         "the first alarms of detectors, crosses what was not finite."
     )
+    caption += " Diamonds: what was seen of steps that an answer has undone." if is_drawn else ""
     return Drawing(figure, caption)
+
+
+def _undone(incident: Incident, name: str, stored: np.ndarray) -> Iterator[tuple[int, float]]:
+    """What was seen of a signal at answered steps of which the run has kept something else: (step, value)."""
+    for act in incident.acts:
+        seen = number(getattr(act, name, None))
+        is_kept = act.step < len(stored) and np.isclose(stored[act.step], seen, rtol=1e-4)
+        if np.isfinite(seen) and not is_kept:
+            yield act.step, seen
 
 
 def activation_picture(run: TrialSignals, incident: Incident, evidence: Evidence) -> Drawing:

@@ -25,6 +25,7 @@ from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.twins import numbers_of, values_of
 from analysis.reports.follow_ups import SUGGESTED, followed
 from analysis.reports.report import DOTS_PER_INCH, Picture, rendered
+from analysis.reports.verdict import shows, verdict
 from analysis.reports.words import nat, rounded, signed
 from harness.basics.printing import count, label
 from harness.config import NO_FAULT, ConfigError
@@ -95,7 +96,12 @@ def _write(
     folder.make_folder()
     if incident is None:
         words = [f"Trial {trial}: no incident: no symptom, no alarm, and every consistency check holds."]
-        page = {"title": f"Trial {trial}: no incident", "head": head, "sections": [Section("No incident", words)]}
+        page = {
+            "title": f"Trial {trial}: no incident",
+            "verdict": words[0],
+            "head": head,
+            "sections": [Section("No incident", words)],
+        }
         return _written(folder, known, trial, page, words, None)
     diagnosis = diagnosed(run, incident, reading, provenance_of(sweep, trial))
     sections = [
@@ -110,7 +116,8 @@ def _write(
     ]
     kind = f"{SEVERITY[incident.outcome]}, {diagnosis.finding.cause}"
     head |= {"steps": f"{diagnosis.evidence.begin} to {incident.last}", "class": kind}
-    page = {"title": f"Post-mortem of trial {trial}", "head": head, "sections": sections}
+    said = verdict(incident, diagnosis.finding)
+    page = {"title": f"Post-mortem of trial {trial}", "verdict": said, "head": head, "sections": sections}
     words = [f"Trial {trial}, steps {head['steps']}: type {kind}.", f"Cause: {diagnosis.finding.reason}"]
     if incident.batches:
         words.append("No signal says so for sure: the batch does, which is unlike the others of the run.")
@@ -199,6 +206,8 @@ def _symptoms(run: TrialSignals, diagnosis: Diagnosis, found: Sequence[Incident]
     lines = []
     if told:
         tables.append({"heading": ["symptom", "from step", "to step", "usual", "farthest from it"], "rows": told})
+    elif shows(incident):
+        lines.append("No symptom lasted: the step whose loss shows it was not kept.")
     else:
         lines.append("The loss alone shows none of the symptoms of docs/detection.md; what was odd is in the evidence.")
     if len(found) > 1:

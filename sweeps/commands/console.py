@@ -15,6 +15,15 @@ from harness.config import ConfigError
 from sweeps import current_folder
 from sweeps.commands.ending import ended
 
+GROUPS = {
+    "Train": ("sweep", "demo", "status", "cancel", "list", "coordinate-check"),
+    "Look": ("watch", "report", "figure", "trial", "compare", "diff"),
+    "Explain": ("campaign", "incidents", "postmortem", "causes", "cross", "provenance", "lead"),
+    "Judge": ("detectors", "leaderboard", "playbooks"),
+    "Share": ("export",),
+    "Manage": ("verify", "retry", "merge", "remove", "completion"),
+}
+
 
 @dataclass(frozen=True)
 class Command:
@@ -49,9 +58,19 @@ def _run(name: str = "", *rest: str) -> int | None:
 
 
 def _help() -> str:
-    lines = [f"usage: {PROGRAM} COMMAND ...", "", "Faults, mitigations and training stability of small GPTs.", ""]
-    lines += [f"  {name:<18}{command.help}" for name, command in commands().items()]
+    known = commands()
+    lines = [f"usage: {PROGRAM} COMMAND ...", "", "Faults, mitigations and training stability of small GPTs."]
+    for title, names in grouped().items():
+        lines += ["", f"{title}:", *(f"  {name:<18}{known[name].help}" for name in names)]
     return "\n".join([*lines, "", f"{PROGRAM} COMMAND --help says more; --version names the version."])
+
+
+def grouped() -> dict[str, list[str]]:
+    """The names of all commands by what they are for; those that others bring come last."""
+    known, shown = commands(), {name for names in GROUPS.values() for name in names}
+    others = [name for name in known if name not in shown]
+    groups = {title: [name for name in names if name in known] for title, names in GROUPS.items()}
+    return groups | ({"Others": others} if others else {})
 
 
 def _parser(name: str) -> Parser:

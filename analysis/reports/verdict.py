@@ -1,0 +1,41 @@
+"""An incident in one or two sentences: what happened, what came of it, and why, as far as the evidence goes."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from analysis.measures.causes import Finding
+from analysis.measures.incidents import Incident
+from analysis.reports.words import nat
+from harness.basics.printing import count
+
+JUMP = 0.1  # nat/token above what was before, from which on a loss shows an incident
+ENDED = {
+    1: "the run came back",
+    2: "a part of the damage stayed",
+    3: "the run was lost",
+}
+
+
+def verdict(incident: Incident, finding: Finding) -> str:
+    """The sentences on top of a post-mortem."""
+    answered = ", ".join(dict.fromkeys(act.action for act in incident.acts))
+    answer = f"; the playbook answered ({answered})" if answered else ""
+    cost = f" It cost {count(incident.steps, 'step')}." if incident.steps else ""
+    first = f"At step {incident.first} {_seen(incident)}{answer}, and {ENDED[incident.outcome]}.{cost}"
+    return f"{first} The evidence says: {finding.cause}."
+
+
+def shows(incident: Incident) -> bool:
+    """Whether the loss showed it at some step, also at one that was undone."""
+    return not incident.loss_peak - incident.loss_before < JUMP  # a loss that is not finite does
+
+
+def _seen(incident: Incident) -> str:
+    if not isfinite(incident.loss_peak):
+        return "the loss was not finite any more"
+    if shows(incident):
+        at = "" if incident.peak_step == incident.first else f" by step {incident.peak_step}"
+        return f"the loss rose from {nat(incident.loss_before)} to {nat(incident.loss_peak)} nat/token{at}"
+    seen = incident.signs[0] if incident.signs else "a detector's alarm"
+    return f"the loss showed nothing, but there was a sign of it ({seen})"
