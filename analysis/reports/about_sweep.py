@@ -20,7 +20,7 @@ from harness.storage.records import Unreadable
 from harness.storage.stored import PackInfo
 
 PROGRAM = "stability-harness"
-MOST_LEVELS = 8  # of an axis that are named
+MOST_LEVELS, MOST_AXES = 8, 4  # of an axis, and of a title, that are named
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class AboutSweep:
         """Of a results folder, and of the trials of its sweep that `wheres` have chosen."""
         asked, words = _asked(out)
         varied = tuple(f"{axis}: {_levels(sweep[axis].values)}" for axis in axes_of(sweep))
-        axes = ", ".join(axis for axis in axes_of(sweep) if axis != "seed")
+        axes = _first([axis for axis in axes_of(sweep) if axis != "seed"], MOST_AXES)
         title = asked or (f"{sweep.attrs['study']}: {axes}" if axes else sweep.attrs["study"])
         names = {str(name) for name in np.unique(sweep["mitigation"].values)}
         size = f"{count(sweep.sizes['trial'], 'trial')} in {count(len(np.unique(sweep['pack'].values)), 'pack')}"
@@ -71,9 +71,12 @@ def _asked(out: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _levels(values: np.ndarray) -> str:
-    levels = [word(level) for level in in_order(values)]
-    more = len(levels) - MOST_LEVELS
-    return ", ".join(levels) if more <= 0 else f"{', '.join(levels[:MOST_LEVELS])} and {more} more"
+    return _first([word(level) for level in in_order(values)], MOST_LEVELS)
+
+
+def _first(words: Sequence[str], most: int) -> str:
+    more = len(words) - most
+    return ", ".join(words) if more <= 0 else f"{', '.join(words[:most])} and {more} more"
 
 
 def _dates(packs: Sequence[PackInfo]) -> str:

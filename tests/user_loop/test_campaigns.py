@@ -201,7 +201,7 @@ def test_the_commands_of_analysis_read_it(command: str, flips: Any, capsys: pyte
     if name == "campaign":
         assert (out / "figures" / "vulnerability_map.png").read_bytes().startswith(b"\x89PNG")
     if name == "report":
-        assert "<h1>attach</h1>" in (out / "report.html").read_text()
+        assert "<h1>attach: " in (out / "report.html").read_text()
 
 
 def test_a_post_mortem_of_ones_own_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,8 @@ def test_without_validation_there_is_no_sensitivity(made: dict[str, Path]) -> No
     (row,) = lr_sensitivity(sweep, loss="training").to_dict("records")
     assert row["sensitivity"] > 0 and row["rates"] == 2
     ended = check(["report", str(made["two learning rates"])])
-    assert "LR sensitivity needs" in ended.out and "LR sensitivity 0.00" not in ended.out
+    page = (made["two learning rates"] / "report.html").read_text()
+    assert "LR sensitivity needs" in page and "LR sensitivity 0.00" not in page + ended.out
 
 
 def test_initial_weights_are_a_seed(made: dict[str, Path]) -> None:
