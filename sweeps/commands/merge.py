@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -98,33 +98,48 @@ def _take(pack: PackInfo, folder: ResultsPath) -> None:
 def _shared(sources: Sequence[FinishedPacks]) -> int:
     """How many trials several folders have. Raises ConfigError for those that are not the same."""
     first: dict[str, tuple[FinishedPacks, PackInfo, int]] = {}
-    shared, problems = 0, Problems()
+    pairs: dict[tuple[Path, Path], Shared] = {}  # by the two packs, each of whose arrays is read once
     for source in sources:
         for trial, (pack, row) in source.rows.items():
             if trial not in first:
                 first[trial] = source, pack, row
                 continue
-            shared += 1
-            known = first[trial]
-            if words := _difference(known[1:], (pack, row)):
-                where = f"trial {trial} is another one in {known[0].out} and in {source.out} ({words})"
-                problems.reasons[f"OUT: {where}; allowed: folders that agree"] = None
+            other, its, its_row = first[trial]
+            pair = pairs.setdefault((its.path, pack.path), Shared((other.out, source.out), (its, pack)))
+            pair.rows.append((its_row, row))
+    problems = Problems()
+    for pair in pairs.values():
+        for trial, what in pair.differing():
+            where = f"trial {trial} is another one in {pair.outs[0]} and in {pair.outs[1]} ({what})"
+            problems.reasons[f"OUT: {where}; allowed: folders that agree"] = None
     problems.check()
-    return shared
+    return sum(len(pair.rows) for pair in pairs.values())
 
 
-def _difference(one: tuple[PackInfo, int], other: tuple[PackInfo, int]) -> str:
-    """In what two records of a trial differ; "" if in nothing but clocks."""
-    (pack, row), (its, its_row) = one, other
-    for name in ("trials", "outcome", "nonfinite_step", "strikes"):
-        if pack.attributes[name][row] != its.attributes[name][its_row]:
-            return name
-    for name in sorted((pack.arrays.keys() & its.arrays.keys()) - set(CLOCKS)):
-        length = min(pack.arrays[name]["shape"][1], its.arrays[name]["shape"][1])
-        values = read_signal(pack, name, 0, length)[row], read_signal(its, name, 0, length)[its_row]
-        if not np.array_equal(*values, equal_nan=True):
-            return name
-    return ""
+@dataclass
+class Shared:
+    """Two packs of two folders, and the rows in which they have the same trials."""
+
+    outs: tuple[Path, Path]
+    packs: tuple[PackInfo, PackInfo]
+    rows: list[tuple[int, int]] = field(default_factory=list)
+
+    def differing(self) -> Iterator[tuple[str, str]]:
+        """The trials that are not the same in both, each with what is another one first; but for their clocks."""
+        one, other = self.packs
+        mine, its = (list(rows) for rows in zip(*self.rows, strict=True))
+        left = dict(enumerate(one.attributes["ids"][row] for row in mine))
+        for name in ("trials", "outcome", "nonfinite_step", "strikes"):
+            for number, (row, its_row) in enumerate(self.rows):
+                if number in left and one.attributes[name][row] != other.attributes[name][its_row]:
+                    yield left.pop(number), name
+        for name in sorted((one.arrays.keys() & other.arrays.keys()) - set(CLOCKS)):
+            length = min(one.arrays[name]["shape"][1], other.arrays[name]["shape"][1])
+            values = read_signal(one, name, 0, length)[mine], read_signal(other, name, 0, length)[its]
+            is_same = (values[0] == values[1]) | (np.isnan(values[0]) & np.isnan(values[1]))
+            for number in np.flatnonzero(~is_same.reshape(len(mine), -1).all(1)).tolist():
+                if number in left:
+                    yield left.pop(number), name
 
 
 def _plan_of(sources: Sequence[FinishedPacks], folder: ResultsPath) -> None:

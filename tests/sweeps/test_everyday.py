@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 
 import analysis
+from harness.storage.kept_rows import write_rows
 from harness.storage.progress_files import read_asked
 from harness.storage.results_folder import ResultsPath
-from harness.storage.stored import STORE, complete_trials, read_packs
+from harness.storage.stored import STORE, complete_trials, read_packs, read_signal
 from sweeps.commands import console as commands
 from tests.sweeps import command
 
@@ -176,6 +178,26 @@ def test_folders_that_do_not_agree_are_not_merged(whole: Path, tmp_path: Path, c
     status, _, said = call(capsys, "merge", str(whole), str(out), "--into", str(tmp_path / "into"))
     assert status == 2 and f"is another one in {whole} and in {out} (outcome); allowed: " in said
     assert not (tmp_path / "into").exists()
+
+
+def test_a_number_that_differs_is_found(whole: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    """In a pack of other rows, whose files are all as they were written."""
+    out = copied(whole, tmp_path)
+    pack = next(iter(read_packs(out)))
+
+    def changed(of: Any, name: str, first: int, stop: int) -> np.ndarray:
+        values = read_signal(of, name, first, stop)
+        if name == "grad_norm":
+            values[1, 0] = np.nextafter(values[1, 0], np.inf)  # the last bit
+        return values
+
+    monkeypatch.setattr("harness.storage.kept_rows.read_signal", changed)
+    write_rows(pack, range(1, len(pack.attributes["ids"])), "0" * 16)
+    subprocess.run(["rm", "-r", str(pack.path)], check=True)
+    status, _, said = call(capsys, "merge", str(whole), str(out), "--into", str(tmp_path / "into"))
+    trial = pack.attributes["ids"][1]
+    assert status == 2 and f"trial {trial} is another one in {whole} and in {out} (grad_norm); allowed: " in said
+    assert said.count("is another one") == 1
 
 
 def test_what_the_folder_has_stays_as_it_is(whole: Path, tmp_path: Path, capsys) -> None:
