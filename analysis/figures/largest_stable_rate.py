@@ -72,17 +72,18 @@ def largest_stable_rate(results: Results) -> Drawing:
         handles += [*_symbols(table[table["series"].isin(shown)]), *signs(shown)]
         legend_below(figure, handles)
         panel.set_title("Largest stable learning rate")
-    fewest, most = table["seeds"].min(), table["seeds"].max()
-    seeds = fewest if fewest == most else f"{fewest} to {most}"
-    tried = (
-        f"{table['rates'].min()} to {table['rates'].max()}" if table["rates"].nunique() > 1 else table["rates"].min()
-    )
+    seeds, tried = _span(table["seeds"]), _span(table["rates"])
     caption = (
         "Markers are the largest learning rate at which every seed trained to the end, below any at which one did not; "
         f"bars reach up to the smallest rate at which one did not: the limit lies within. {seeds} seeds a rate, "
         f"{tried} rates a marker. An arrow up: every rate was stable; an arrow down: none was.{left_out}{without}"
     )
     return Drawing(figure, caption)
+
+
+def _span(numbers: pd.Series) -> str:
+    """The smallest and the largest, or the only one."""
+    return f"{numbers.min()} to {numbers.max()}" if numbers.nunique() > 1 else f"{numbers.min()}"
 
 
 def _symbols(table: pd.DataFrame) -> list[Line2D]:

@@ -19,6 +19,7 @@ DIGITS |= {"deviation": 2, "recovery": 0, "step_time": 2}
 MOST_NAMED = 3  # mitigations in a sentence
 NOTHING = "–"
 STABLE = "Largest stable learning rate"
+ONE_SEED = "One seed, so there are no intervals, and no difference can be told."
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,7 @@ def mitigation_findings(comparison: Comparison) -> list[str]:
     ]
     if "stable_rate" in comparison.metrics and (widest.loc[is_baseline, "stable_rate_bound"] == ">=").any():
         lines[0] += " The baseline is stable at every swept rate with some seed, which hides what would raise it."
-    share = told_share(comparison)
-    has_changes = share and not share.startswith("One seed")  # which `coverage` says, too
-    return [*lines, (f"{share} " if has_changes else "") + coverage(comparison)]
+    return [*lines, " ".join(filter(None, [told_share(comparison), coverage(comparison)]))]
 
 
 def told_share(comparison: Comparison) -> str:
@@ -132,8 +131,7 @@ def told_share(comparison: Comparison) -> str:
     told = sum(int(comparison.is_told(name).sum()) for name in comparison.metrics)
     total = sum(int(comparison.table[f"{name}_change_low"].notna().sum()) for name in comparison.metrics)
     if not total:
-        seeds = int(comparison.table["final_loss_seeds"].max())
-        return "One seed, so there are no intervals, and no difference can be told." if seeds < 2 else ""
+        return ""
     return f"{told} of {count(total, 'comparison')} with the baseline have a 95% interval that excludes no change."
 
 
@@ -177,7 +175,7 @@ def coverage(comparison: Comparison) -> str:
     if not any(comparison.table[f"{name}_idle"].any() for name in comparison.metrics):
         mark = ""
     if seeds < 2:
-        return f"One seed, so there are no intervals, and no difference can be told.{mark}"
+        return ONE_SEED + mark
     often = {2: ", which miss the truth half of the time", 3: ", which miss the truth a quarter of the time"}
     return (
         f"Intervals are 95%: of means Student's t over {seeds} seeds and the held-out text, of medians and of losses "

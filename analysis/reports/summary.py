@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.figures.mitigation_words import STABLE, mitigation_findings, told_share
+from analysis.figures.mitigation_words import ONE_SEED, STABLE, mitigation_findings, told_share
 from analysis.measures import metrics
 from analysis.measures.mitigations import Comparison
 from analysis.reports.findings import counted, fault_lines, sensitivity_lines
@@ -32,7 +32,8 @@ def summary(sweep: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame, 
     losses = sensitivity_lines(sensitivity) if sensitivity["sensitivity"].notna().any() else []
     struck = fault_lines(faults)
     struck = struck if len(struck) <= MOST_FAULTS else [_over_mitigations(faults)]
-    share = [line] if (line := told_share(compared)) else []
+    is_single = not compared.table.empty and compared.table["final_loss_seeds"].max() < 2
+    share = [line] if (line := told_share(compared) or ONE_SEED * bool(is_single)) else []
     return [ended, *rates, *others, *losses[:1], *struck, *losses[1:2], *share][:MOST]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,11 @@ from harness.basics.printing import count
 from harness.config import ConfigError, Problems
 from harness.storage.kept_rows import copy_pack
 from harness.storage.last_weights import copy_weights
-from harness.storage.progress_files import read_asked, write_plan
+from harness.storage.progress_files import PlannedIds, read_asked, write_plan
 from harness.storage.records import Unreadable
 from harness.storage.results_folder import ResultsPath
 from harness.storage.store import open_store
-from harness.storage.stored import STORE, PackInfo, damage, is_complete, read_signal, read_store
+from harness.storage.stored import STORE, WRITABLE, PackInfo, damage, is_complete, read_signal, read_store
 from harness.storage.zarr_files import METADATA
 from sweeps.running.claims import Claim, claim, lock_of
 from sweeps.running.locks import owned
@@ -40,6 +41,9 @@ class FinishedPacks:
         root, packs = read_store(out)
         known = list(packs)
         problems = Problems()
+        if root["format"] not in WRITABLE:
+            reason = f"holds a store of format {root['format']}, whose numbers may mean something else"
+            problems.reasons[f"out={out}: {reason}; allowed: format {' or '.join(map(str, WRITABLE))}"] = None
         for pack in known:
             for _, words in damage(pack) if pack.complete else ():
                 problems.reasons[f"{words}; allowed: a whole folder, see stability-harness verify"] = None
@@ -143,17 +147,16 @@ class Shared:
 
 
 def _plan_of(sources: Sequence[FinishedPacks], folder: ResultsPath) -> None:
-    """What the folders' last commands have asked for, together."""
+    """What the folders' last commands have asked for, together; the words are those of the folder itself."""
     trials: set[str] = {trial for source in sources for trial in source.rows}
-    questions: list[str] = []
+    asked: dict[Path, PlannedIds] = {}
     for source in sources:
-        try:
-            asked = read_asked(source.out)
-        except Unreadable:
-            continue
-        trials |= set(asked.trials)
-        questions.append(asked.question)
-    write_plan(folder, trials, questions[0] if len(set(questions)) == 1 else "")
+        with contextlib.suppress(Unreadable):
+            asked[source.out.resolve()] = read_asked(source.out)
+    questions = {plan.question for plan in asked.values()}
+    own = asked.get(folder.root.resolve())
+    trials.update(*(plan.trials for plan in asked.values()))
+    write_plan(folder, trials, questions.pop() if len(questions) == 1 else "", own.words if own else None)
 
 
 def _say(console: Console, line: str) -> None:

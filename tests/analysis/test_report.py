@@ -20,13 +20,9 @@ from analysis import open_sweep
 from analysis.__main__ import main
 from analysis.measures.metrics import lr_sensitivity
 from analysis.reports import report
-from harness.basics.version import version
 from harness.storage.store import open_store
-from sweeps.compose.folders import read
-from sweeps.compose.hydra_calls import FOLDER
 from tests.analysis import synthetic
 from tests.analysis.mitigated import Ending, Study
-from tests.sweeps import command
 
 HOSTILE = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
 
@@ -352,56 +348,3 @@ def test_a_browser_shows_the_page(written, chromium: str, tmp_path: Path) -> Non
     assert len(found["images"]) == 5 and all(width > 400 for width in found["images"])
     assert not found["wide"], "the page scrolls sideways"
     assert found["tables"] > 10
-
-
-# --- the head of the page ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_report_begins_with_what_its_study_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And says what was varied, when and by which words it was trained; without what belongs to a launcher."""
-    asks = "hydra: {sweeper: {params: {optim.lr: '1e-3,1e-2'}}}\nabout: {question: 'Is <b> larger than $a$?'}\n"
-    command.write_yaml(tmp_path, "study/mine.yaml", asks)
-    monkeypatch.chdir(tmp_path)
-    words = command.tiny("--config-dir=.", "study=mine", "out=o", "fault=none", "hydra.launcher.workers=1")
-    assert command.call(*words).status == 0
-    made = report.write_report(tmp_path / "o")
-    page = made.html.read_text(encoding="utf-8")
-    assert "<h1>Is &lt;b&gt; larger than $a$?</h1>" in page and made.about.title == "Is <b> larger than $a$?"
-    assert made.about.varied == ("lr: 0.001, 0.01",) and "lr: 0.001, 0.01" in page
-    assert made.about.command.startswith(f"stability-harness sweep --config-dir={tmp_path} model.width=16 ")
-    assert made.about.command.endswith(" study=mine out=o fault=none")
-    assert "workers" not in made.about.command and made.about.size == "2 trials in 1 pack"
-    assert re.fullmatch(r"20\d\d-\d\d-\d\d", made.about.date) and made.about.version.startswith(version())
-    assert made.about.next_command == f"stability-harness watch {tmp_path / 'o'}"
-    assert "<h2>Faults</h2>" not in page, "there are none"
-
-
-@pytest.mark.parametrize("study", sorted(path.stem for path in (FOLDER / "study").glob("*.yaml")))
-def test_every_shipped_study_asks_something(study: str) -> None:
-    asked = read(FOLDER, "study", study).about.question
-    assert study == "grid" or (asked.endswith("?") and len(asked) < 110)
-
-
-def test_a_summary_is_short_and_names_no_trial(written) -> None:
-    made = written[0]
-    assert 3 <= len(made.summary) <= 5
-    names = set(open_sweep(made.html.parent)["trial"].values)
-    assert not any(name in line for line in made.summary for name in names)
-    rates, deviation, losses, faults = made.summary[1:]
-    assert deviation.startswith("Worst deviation over the faults at width 128: ")
-    assert rates.startswith("Largest stable learning rate at width 128") and "a factor of" in rates
-    assert losses.startswith("qk_norm: LR sensitivity at width 128 0.22 [")
-    assert faults.startswith("Away from their golden twins: rare_tokens moved ") and "; weight_bit moved " in faults
-
-
-def test_many_faults_and_seeds_are_one_sentence(tmp_path: Path) -> None:
-    faulty = [
-        synthetic.make_trial(fault=synthetic.WeightBit(name=f"f{kind}", start=20, bit=bit), seed=seed)
-        for kind in range(5)
-        for bit in range(2)
-        for seed in range(2)
-    ]
-    synthetic.write_pack(tmp_path, synthetic.with_golden(faulty))
-    lines = report.write_report(tmp_path).summary
-    assert len(lines) <= 5 and any("; 2 more faults." in line for line in lines)

@@ -210,6 +210,19 @@ def test_what_the_folder_has_stays_as_it_is(whole: Path, tmp_path: Path, capsys)
     assert f"16 trials of 1 folder in {into}; 16 trials in several, the same bit for bit" in said
     assert {file: file.read_bytes() for file in (into / STORE).rglob("*") if file.is_file()} == before
     assert "24 of 24" in call(capsys, "status", str(into))[1], "what was asked for there still is"
+    assert "seed=2" in (read_asked(into).words or ()), "and retry knows how it was trained"
+
+
+def test_a_store_of_another_format_is_not_merged(whole: Path, tmp_path: Path, capsys) -> None:
+    """Which is read with its own numbers, and would lose its format."""
+    out = copied(whole, tmp_path)
+    file = out / STORE / "zarr.json"
+    group = json.loads(file.read_text())
+    group["attributes"] = {"format": 5, "study": group["attributes"]["study"]}
+    file.write_text(json.dumps(group))
+    status, _, said = call(capsys, "merge", str(whole), str(out), "--into", str(tmp_path / "into"))
+    assert status == 2 and f"out={out}: holds a store of format 5" in said and "allowed: format 6 or 7" in said
+    assert not (tmp_path / "into").exists()
 
 
 def test_damaged_folders_and_other_studies_are_not_merged(whole: Path, tmp_path: Path, capsys) -> None:
