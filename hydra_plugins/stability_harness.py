@@ -130,13 +130,16 @@ class GridSweeper(Sweeper):
         """Ends the process with the sweep's exit status, of which Hydra knows nothing, if that is not 0."""
         from harness.config import ConfigError
         from sweeps.compose.arguments import axes_of, expand
+        from sweeps.compose.hydra_calls import current
 
         assert isinstance(self.launcher, PackLauncher)
         if self.kind != "none" and (self.grids or self.conditions):
             several = "grids" if self.grids else "conditions"
             reason = f"the study has several {several}; allowed: search=none, or another study"
             raise ConfigError(f"search={self.kind}: {reason}")
-        if self.kind != "none":
+        if (more := current().more) is not None:
+            status = self.launcher.go_on(more)
+        elif self.kind != "none":
             status = self.launcher.search(axes_of(self.params, arguments, self.loader))
         else:
             status = self.launcher.train(expand(self.params, arguments, self.loader, self.grids, self.conditions))
@@ -165,6 +168,13 @@ class PackLauncher(Launcher):
         composer, run, executor, trials = self._checked(lambda composer: composer.trials(job_overrides))
         notices = composer.notices(trials, run.idle)
         return run_grid(trials, composer.last_bit(), run, executor, self.console, notices)
+
+    def go_on(self, more: Any) -> int:
+        """Train what a `sweeps.running.launch.Begun` has. Returns the exit status."""
+        from sweeps.running.launch import run_sweep
+
+        _, run, executor, _ = self._checked(lambda composer: None)
+        return run_sweep(more.trials, run, executor, self.console, more.notes, more=more)
 
     def search(self, axes: Sequence[Any]) -> int:
         """Ask Optuna, instead of training a grid."""

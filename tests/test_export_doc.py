@@ -39,7 +39,7 @@ def test_its_commands_select_trials(
     trials = [
         synthetic.make_trial(width=width, mitigation=name)
         for width in (32, 64)
-        for name in ("none", "qk_norm", "other")
+        for name in ("none", "sandwich", "qk_norm")
     ]
     synthetic.write_pack(tmp_path / words[0], trials)
     monkeypatch.chdir(tmp_path)

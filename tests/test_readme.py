@@ -139,7 +139,7 @@ def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
     assert {line.split()[1] for line in commands(PAGES)} == {
         *("sweep", "watch", "report", "campaign", "status", "cancel", "export", "incidents"),
-        *("figure", "retry", "merge", "remove", "verify"),
+        *("figure", "retry", "merge", "remove", "verify", "extend"),
     }
     plain = [text for file in FILES for text in blocks("", str(file.relative_to(ROOT)))]
     others = [line for text in plain for line in text.splitlines() if line not in commands(PAGES)]
@@ -179,6 +179,14 @@ def test_the_weights_of_the_readme_are_kept(
     exec(code, space := {})
     assert space["weights"]["blocks.0.attention.query"].shape == (64, 64)
     assert type(space["model"]).__name__ == "GPT2LMHeadModel"
+
+
+def test_the_trials_of_the_guide_go_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = [line for line in SWEEPS if "keep=state" in line]
+    command(line, home, capsys, *(word for word in QUICK if not word.startswith("fault")))
+    (line,) = commands(PAGES, "extend")
+    line = line.replace("--steps 400", "--steps 16")
+    assert "trained 1 of 1 trial" in command(line, home, capsys, "hydra.launcher.workers=1")
 
 
 def test_the_lines_for_a_notebook_train(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

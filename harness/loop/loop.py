@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from harness.loop.graphs import Graphs, Recording
 from harness.loop.passes import Passes
 from harness.loop.resume import restore, state_of
 from harness.storage.checkpoint import Checkpoints, Saved
+from harness.storage.kept_states import StateKeeper
 from harness.training.activation_counts import idle_parts
 from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
@@ -67,10 +68,13 @@ def train(
     provenance: bool = True,
     record: Callable[[], Recording] | None = None,
     not_recorded: Callable[[str], None] = warnings.warn,
+    states: StateKeeper | None = None,
+    bystanders: Collection[int] = (),
 ) -> Result:
     """Train every trial of the pack from where it stands to its last step (or `until` one), or while it is finite.
 
     It goes on from `saved`, if that is given, and saves `checkpoints`; raises Stopped after one of them if they say so.
+    Beside these `states` are kept for good. The rows of `bystanders`, planned trials of which nobody asks, may go.
 
     `write(first_step, signals)` gets each block of steps. `progress(steps done, trials frozen)` follows each step; what
     has frozen is known once a block.
@@ -103,20 +107,32 @@ def train(
         recorder.keep(pack_step, found)
         pack.row_steps.done(pack_step)
         is_due = recorder.is_due(pack_step)
-        saves = checkpoints is not None and pack.ranks.agreed(checkpoints.is_due(pack.row_steps.number))
+        is_saved = checkpoints is not None and checkpoints.is_due(pack.row_steps.number)
+        is_kept = states is not None and states.is_due(pack_step.front, pack.row_steps.steps)
+        saves = checkpoints is not None and pack.ranks.agreed(is_saved or is_kept)
         answers.settle(pack_step, found.loss, is_due, saves)
-        if is_due and not _look(pack, recorder, answers, state, leave):
+        if is_due and not _look(pack, recorder, answers, state, leave, bystanders):
             break
         progress(pack_step.front + 1, len(recorder.nonfinite))
         if checkpoints and saves and not pack.row_steps.is_over:
             pack.ranks.verify(state)
-            checkpoints.save(pack.row_steps.number, *state())
+            if states and is_kept:
+                states.keep(pack_step.front + 1, pack.row_steps.number, *state())
+            if is_saved:
+                checkpoints.save(pack.row_steps.number, *state())
     if leave:
         hand_over(pack, range(len(pack)), leave)
     return _result(pack, fault_schedule, recorder, answers)
 
 
-def _look(pack: Pack, recorder: Recorder, answers: GuardRunner, state: Replica, leave: Leave | None) -> bool:
+def _look(
+    pack: Pack,
+    recorder: Recorder,
+    answers: GuardRunner,
+    state: Replica,
+    leave: Leave | None,
+    bystanders: Collection[int],
+) -> bool:
     """Write full blocks, look why rows froze, and drop rows that need no more training; returns whether any is left.
 
     Rows of frozen and masked trials go when they are many, but the smallest pack that rounds alike is kept.
@@ -126,7 +142,8 @@ def _look(pack: Pack, recorder: Recorder, answers: GuardRunner, state: Replica, 
     answers.provenances.look()
     active, row_steps, rows = pack.active.tolist(), pack.row_steps, range(len(pack))
     finished = set() if row_steps.is_over else {row for row in rows if row_steps.steps[row] >= row_steps.last}
-    done = [row for row in rows if not active[row] or row in finished or pack.rows[row] in pack.twins.masked]
+    finished |= {row for row in rows if pack.rows[row] in pack.twins.masked or pack.rows[row] in bystanders}
+    done = [row for row in rows if not active[row] or row in finished]
     few = len(done) < SHRINK_SHARE * len(rows)
     gone = [] if few else done[max(0, smallest_pack(pack.device) - (len(rows) - len(done))) :]
     if gone:

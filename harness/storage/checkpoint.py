@@ -86,7 +86,7 @@ class Checkpoints:
         from safetensors import SafetensorError  # a pack that saves nothing is trained without it
 
         try:
-            self._write(step, tensors, values)
+            self.write(step, tensors, values)
         except (OSError, ConfigError, SafetensorError) as error:
             warnings.warn(f"{self.folder}: no checkpoint at step {step} ({error}); training goes on", stacklevel=2)
             self._remove(step)
@@ -133,7 +133,8 @@ class Checkpoints:
         with contextlib.suppress(OSError):
             self._path(step).unlink()
 
-    def _write(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def write(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Have a checkpoint of this step. Raises OSError, ConfigError and SafetensorError."""
         self.folder.make_folder()
         for entry in self.folder.entries():
             if _STRAY.fullmatch(entry.name):  # only one process trains a pack, so nobody is writing it
@@ -142,11 +143,15 @@ class Checkpoints:
             write_sealed(path, tensors, {"step": step, "about": self.about, "values": values}, VERSION)
 
     def _read(self, step: int) -> Saved:
-        tensors, saved = read_sealed(_checked(self._path(step)), VERSION)
-        try:
-            return Saved(saved["step"], tensors, saved["values"])
-        except (KeyError, TypeError) as error:
-            raise Damaged(f"is damaged ({type(error).__name__}: {error})") from None
+        return saved_in(*read_sealed(checked_path(self._path(step)), VERSION))
+
+
+def saved_in(tensors: dict[str, Tensor], content: Any) -> Saved:
+    """What the tensors and the values of a file are. Raises Damaged."""
+    try:
+        return Saved(content["step"], tensors, content["values"])
+    except (KeyError, TypeError) as error:
+        raise Damaged(f"is damaged ({type(error).__name__}: {error})") from None
 
 
 def about(folder: ResultsPath) -> dict[str, Any] | None:
@@ -154,12 +159,12 @@ def about(folder: ResultsPath) -> dict[str, Any] | None:
     checkpoints = Checkpoints(folder)
     for step in checkpoints._steps():
         with contextlib.suppress(Damaged, OSError, KeyError, TypeError):
-            told = values_of(_checked(checkpoints._path(step)), VERSION)["about"]
+            told = values_of(checked_path(checkpoints._path(step)), VERSION)["about"]
             return told if isinstance(told, dict) else None
     return None
 
 
-def _checked(file: ResultsPath) -> Path:
+def checked_path(file: ResultsPath) -> Path:
     """Its path, to read from. Raises ConfigError for a link, or whatever is no file."""
     os.close(file.descriptor(os.O_RDONLY))
     return file.path

@@ -5,10 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from harness.storage.json_seal import SEAL
 from harness.storage.pack_info import CHECKSUMS, NAME, OF_COMPLETE, OF_TRIALS, PENDING, SINCE_6, is_once
 from harness.storage.results_folder import ResultsPath
-from harness.storage.store import ENDS, SIGNALS, PackStore, Signal
+from harness.storage.store import ENDS, SIGNALS, Described, PackStore, Signal
 from harness.storage.stored import STORE, DamagedStore, PackInfo, damage, pack_of, read_signal
 
 BLOCKS = 64  # that are in memory at a time
@@ -72,3 +74,35 @@ def write_rows(pack: PackInfo, rows: Sequence[int], name: str) -> None:
     sizes = {key: pack.arrays[key]["shape"][1] for key in ENDS if key in pack.arrays}
     store.write_ends({key: read_signal(pack, key, 0, size)[list(rows)] for key, size in sizes.items()})
     store.finish(**ended)
+
+
+def begin_longer(
+    folder: ResultsPath,
+    name: str,
+    trials: Sequence[Described],
+    steps: int,
+    rows: Sequence[tuple[PackInfo, int]],
+    kept: int,
+) -> None:
+    """Begin a pack of `trials` with so many steps, in whole blocks before step `kept` equal to stored trials of fewer.
+
+    `rows` says where those are, trial by trial; their packs have one structure. Raises DamagedStore for values that are
+    not as they were written.
+    """
+    first, _ = rows[0]
+    signals = {key: array for key, array in first.arrays.items() if not is_once(array)}
+    guarded = {
+        key: Signal(tuple(array["dimension_names"]), **array["attributes"])
+        for key, array in signals.items()
+        if key not in SIGNALS
+    }
+    about = (first.attributes["corpus"], first.attributes["environment"], first.block)
+    store = PackStore.create(folder, name, trials, steps, first.layers, *about, guarded)
+    packs = {pack.id: pack for pack, _ in rows}
+    for begin in range(0, kept // first.block * first.block, BLOCKS * first.block):
+        stop = min(begin + BLOCKS * first.block, kept // first.block * first.block)
+        block: dict[str, np.ndarray] = {}
+        for key in signals:
+            read = {pack_id: read_signal(pack, key, begin, stop) for pack_id, pack in packs.items()}
+            block[key] = np.stack([read[pack.id][row] for pack, row in rows])
+        store.write(begin, block)

@@ -75,7 +75,8 @@ class ProgressFile:
         self._write(step, is_stopped=True)
 
     def _write(self, steps: int, is_stopped: bool = False) -> None:
-        values = PackProgress(self._begun, steps, self._of, self._trials, self._frozen, is_stopped)
+        begun = min(self._begun, steps)  # a row may have gone back since
+        values = PackProgress(begun, steps, self._of, self._trials, self._frozen, is_stopped)
         with contextlib.suppress(OSError, ConfigError):
             self._file.write(json.dumps(dataclasses.asdict(values)).encode())
         self._next = time.monotonic() + WRITE_SECONDS

@@ -21,7 +21,7 @@ GROUPS = {
     "Explain": ("campaign", "incidents", "postmortem", "causes", "cross", "provenance", "lead"),
     "Judge": ("detectors", "leaderboard", "playbooks"),
     "Share": ("export",),
-    "Manage": ("verify", "retry", "merge", "remove", "completion"),
+    "Manage": ("verify", "retry", "extend", "merge", "remove", "completion"),
 }
 
 
@@ -130,6 +130,20 @@ def _retry(arguments: list[str]) -> int | None:
     return _sweep(words_again(options.out, options.more))
 
 
+def _extend(arguments: list[str]) -> int | None:
+    parser = _parser("extend")
+    parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep with keep=state")
+    parser.add_argument("--steps", metavar="N", type=int, required=True, help="train.steps of the longer trials")
+    parser.add_argument("more", metavar="KEY=VALUE", nargs="*", help="words for the run, as of a launcher")
+    from analysis.reading.selection import add_where
+
+    add_where(parser)
+    options = parser.parse_intermixed_args(arguments)
+    from sweeps.commands.extend import extend
+
+    return extend(options.out, options.steps, options.where, options.more)
+
+
 def _demo(arguments: list[str]) -> int | None:
     parser = _parser("demo")
     parser.add_argument("out", metavar="OUT", nargs="?", default="stability-demo", help="default: ./stability-demo")
@@ -180,6 +194,7 @@ OWN = {
     "status": Command("what is done, runs, waits, has failed or was lost", partial(_on_folder, "status")),
     "cancel": Command("take a sweep's jobs out of Slurm's queue", partial(_on_folder, "cancel")),
     "retry": Command("train what has failed or is missing, by the same command", _retry),
+    "extend": Command("have finished trials go on to more steps: --steps N", _extend),
     "merge": Command("have the trials of several folders in one, each checked", _merge),
     "remove": Command("take trials out of a folder for good: --where KEY=VALUE", _remove),
     "demo": Command("train a small study and report on it, in two minutes", _demo),

@@ -13,6 +13,7 @@ from rich.console import Console
 from harness.basics.printing import count
 from harness.config import ConfigError, Problems
 from harness.storage.kept_rows import copy_pack
+from harness.storage.kept_states import copy_states
 from harness.storage.last_weights import copy_weights
 from harness.storage.progress_files import PlannedIds, read_asked, write_plan
 from harness.storage.records import Unreadable
@@ -77,6 +78,7 @@ def merge(outs: Sequence[Path], into: Path, console: Console) -> int:
             _take(pack, folder)
         for trial in source.rows:
             copy_weights(source.out, folder, trial)
+        copy_states(ResultsPath.at(source.out), folder, source.rows.keys())
         if source.unfinished:
             _say(console, f"{source.out}: {count(source.unfinished, 'pack')} not finished, left out")
     _plan_of([*there, *sources], folder)

@@ -14,6 +14,7 @@ from analysis.reading.selection import selected
 from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.kept_rows import write_rows
+from harness.storage.kept_states import remove_states
 from harness.storage.last_weights import remove_weights
 from harness.storage.progress_files import read_asked, write_plan
 from harness.storage.records import Unreadable
@@ -52,6 +53,7 @@ def remove(out: Path, wheres: Sequence[str], is_sure: bool, console: Console) ->
     for pack in touched:
         _remove(folder, pack, gone)
     _forget(folder, out, gone)
+    remove_states(folder, set(sweep["trial"].values.tolist()) - gone)
     _say(console, f"removed {count(len(gone), 'trial')}; {sweep.sizes['trial'] - len(gone)} left in {out}")
     return 0
 

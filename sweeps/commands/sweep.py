@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 import yaml
@@ -32,9 +33,13 @@ from sweeps.compose.arguments import (
 from sweeps.compose.folders import read
 from sweeps.compose.hydra_calls import CONFIG_NAME, FOLDER, Call, config_loader, multirun, run
 from sweeps.compose.mitigations import in_parts
+from sweeps.compose.origins import with_origins
 from sweeps.compose.overrides import with_homes
 from sweeps.compose.places import check_folder, place_of
 from sweeps.compose.settings import RunSettings, run_from
+
+if TYPE_CHECKING:
+    from sweeps.running.launch import Begun
 
 
 @hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=CONFIG_NAME)
@@ -69,6 +74,8 @@ def explained(arguments: Sequence[str]) -> Iterator[None]:
     """Raises ConfigError for what Hydra, the YAML files of a command line and the disk object to."""
     try:
         yield
+    except ConfigError as error:
+        raise with_origins(error, arguments) from error
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise explain(error, arguments) from error
     except OSError as error:  # a full disk, or a right that is missing: nothing that the code could help
@@ -78,17 +85,18 @@ def explained(arguments: Sequence[str]) -> Iterator[None]:
         raise ConfigError(f"{where}: {reason}; allowed: {allowed}") from error
 
 
-def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, RunSettings]:
+def sweep(arguments: list[str], console: Terminal | None = None, more: Begun | None = None) -> tuple[int, RunSettings]:
     """What Hydra does with --multirun, once the command line is checked.
 
-    Returns the exit status and what was run; `console` is told of it. Raises ConfigError.
+    Returns the exit status and what was run, `more` in place of what the words ask for; `console` is told of it. Raises
+    ConfigError.
     """
     arguments = with_homes(arguments)
     config, _ = check_command_line(arguments)
     study, folder = config.hydra.runtime.choices.study, folder_of(arguments)
     # Without Hydra's own, which may be lines of a job's script.
     words = (*([f"--config-dir={folder.absolute()}"] if folder else []), *map(str, config.hydra.overrides.task))
-    call = Call(folder, console, options_of(arguments).verbose, _question(study, folder), words)
+    call = Call(folder, console, options_of(arguments).verbose, _question(study, folder), words, more)
     status = multirun(application, config, call)
     return status, run_from(study, OmegaConf.to_container(config))  # type: ignore[arg-type]
 

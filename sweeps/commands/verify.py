@@ -11,6 +11,7 @@ from rich.console import Console
 from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage import last_weights
+from harness.storage.kept_states import damaged_states, is_state
 from harness.storage.progress_files import PLAN, read_asked
 from harness.storage.records import Missing, Unreadable
 from harness.storage.results_folder import MARKER, ResultsPath
@@ -44,8 +45,14 @@ def verify(out: Path, console: Console) -> int:
             packs.append(pack)
             damaged += [*_arrays(pack), *(line for _, line in damage(pack))]
             covered |= set(_named(pack))
-    damaged += [*_plan(out, packs), *_ledger(folder, packs), *last_weights.damaged_weights(out)]
-    others = [name for name in _files(folder) if name not in covered and not last_weights.is_file(name)]
+    damaged += [
+        *_plan(out, packs),
+        *_ledger(folder, packs),
+        *last_weights.damaged_weights(out),
+        *damaged_states(folder),
+    ]
+    covered |= {name for name in _files(folder) if last_weights.is_file(name) or is_state(name)}
+    others = [name for name in _files(folder) if name not in covered]
     for line in damaged:
         console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
     if others:

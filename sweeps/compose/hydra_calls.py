@@ -37,6 +37,7 @@ class Call:
     is_verbose: bool = False
     question: str = ""  # what its study asks
     words: tuple[str, ...] = ()  # of its command line, without Hydra's own
+    more: Any = None  # `sweeps.running.launch.Begun`: what is trained in place of what the words ask for
 
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)

@@ -49,16 +49,28 @@ class Written:
     @classmethod
     def of(cls, study: str, folder: Path | None) -> Written:
         """What a study, and those that it builds on, say. Raises ConfigError for a file that cannot be read."""
-        fields: set[str] = set()
-        axes: set[str] = set()
-        for content in chain("study", study, folder):
-            fields |= set(_keys({name: part for name, part in content.fields.items() if name != "hydra"}))
-            sweeper = content.fields.get("hydra", {}).get("sweeper", {})
-            several = (sweeper.get(name, {}).values() for name in ("grids", "conditions"))
-            for values in (sweeper.get("params", {}), *itertools.chain(*several)):
-                axes |= set(values)
+        fields, axes = _written(study, folder)
         is_fixed = "train.steps" in fields - axes
         return cls((FOLLOWING | CHOSEN) & (fields | axes)) if is_fixed else cls()
+
+
+def keys_of(study: str, folder: Path | None) -> set[str]:
+    """All keys to which a study, and those that it builds on, give values. Raises ConfigError as `Written.of`."""
+    fields, axes = _written(study, folder)
+    return fields | axes
+
+
+def _written(study: str, folder: Path | None) -> tuple[set[str], set[str]]:
+    """Those of its fields, and those of its axes."""
+    fields: set[str] = set()
+    axes: set[str] = set()
+    for content in chain("study", study, folder):
+        fields |= set(_keys({name: part for name, part in content.fields.items() if name != "hydra"}))
+        sweeper = content.fields.get("hydra", {}).get("sweeper", {})
+        several = (sweeper.get(name, {}).values() for name in ("grids", "conditions"))
+        for values in (sweeper.get("params", {}), *itertools.chain(*several)):
+            axes |= set(values)
+    return fields, axes
 
 
 def scaled(value: Any, written: int, steps: int) -> Any:

@@ -45,7 +45,13 @@ class Settings:
         None, "of each worker of the machine for which plan=true plans, such as 80GB; null: this one's"
     )
     wait: bool = _anything(True, "wait for submitted jobs; false: return at once")
-    keep: str = _choice("nothing", "what is kept of each trial beside what was measured", "nothing", "weights")
+    keep: str = _choice(
+        "nothing",
+        "what is kept beside what was measured: each trial's last weights; state: these, and what extend goes on from",
+        "nothing",
+        "weights",
+        "state",
+    )
     idle: str = _choice(
         "warn",
         "of a mitigation, or a part of a recipe, that cannot act in its trials: a line, or no sweep",

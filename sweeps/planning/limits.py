@@ -38,8 +38,9 @@ def numbers_a_step(pack: PackPlan) -> int:
 def check_disk(plan: Plan, out: Path, keep: str = "nothing") -> None:
     """Raise ConfigError where the disk of `out` has no room for the results."""
     stored = SURE * sum(STORED_BYTES * pack.trials[0].steps * numbers_a_step(pack) for pack in plan.packs)
-    if keep == "weights":
-        stored += sum(len(pack.recorded) * weight_bytes(pack.trials[0]) for pack in plan.packs)
+    if keep != "nothing":  # of a state: the weights again, and two moments
+        copies = 4 if keep == "state" else 1
+        stored += copies * sum(len(pack.recorded) * weight_bytes(pack.trials[0]) for pack in plan.packs)
     folder = next(path for path in (out, *out.parents) if path.exists())
     total, _, free = shutil.disk_usage(folder)
     if total and stored > free:  # what a system makes up, as /proc, has no size

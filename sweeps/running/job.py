@@ -7,6 +7,7 @@ Beside the store:
     <out>/locks/, <out>/claims/     who trains what: `sweeps/running/claims.py`
     <out>/errors/<pack>.txt         the trace of one that crashed
     <out>/weights/                  the last weights of its trials: `harness/storage/last_weights.py`
+    <out>/states/                   its state near its end: `harness/storage/kept_states.py`
     <out>/plan.json                 the trials that the last command that had any to train asked for
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Set
@@ -41,22 +41,23 @@ from harness.model.determinism import make_deterministic
 from harness.model.precision import pick_device
 from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Saved, Stopped, about
+from harness.storage.kept_states import STATES, StateKeeper
 from harness.storage.last_weights import write_weights
 from harness.storage.pack_info import KERNELS_CHANGED, NOT_RECORDED
 from harness.storage.progress_files import ERRORS, PROGRESS, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
-from harness.storage.stored import STORE, is_complete, read_pack
+from harness.storage.stored import STORE, read_pack
 from harness.training.distributed import RankGroup, Unsaved
+from harness.training.longer import goes_on_from
 from harness.training.pack import Pack
 from harness.training.readings import stored_signals
 from harness.training.sites import FaultSchedule
 from injectors import fault_types
 from sweeps.compose.settings import RunSettings
-from sweeps.planning.packs import PACK_ID, PackPlan
+from sweeps.planning.packs import PackPlan
 from sweeps.running.calibration import AT_ONCE, fastest_rows, kept_rows
-from sweeps.running.claims import LOCKS, all_claims, claimed, claims_on, lock_of
-from sweeps.running.locks import is_locked
+from sweeps.running.claims import claimed, claims_on
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
 
 CHECKPOINTS = "checkpoints"
@@ -247,7 +248,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
     progress.begin(steps_done(saved) if saved else 0)
     try:
         with _all_ranks(job, pack, store.block, saved is not None):
-            asked = leave if job.run.keep == "weights" else None
+            asked = leave if job.run.keep != "nothing" else None
             result = train(
                 pack,
                 fault_schedule,
@@ -260,6 +261,8 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
                 provenance=job.run.telemetry.provenance,
                 record=recordings(device),
                 not_recorded=not_recorded,
+                states=_states(job),
+                bystanders=_bystanders(job.pack),
             )
     except Stopped as stop:
         progress.stopped(stop.step)
@@ -272,6 +275,21 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
         raise
     store.write_ends({name: values[kept] for name, values in result.ends.items()})
     return store, {name: [values[i] for i in kept] for name, values in vars(result).items() if name != "ends"}
+
+
+def _states(job: Job) -> StateKeeper | None:
+    """What keeps the pack's state where a longer run could go on from, if that is asked for."""
+    steps = {step for trial in job.pack.recorded if (step := goes_on_from(trial)) is not None}
+    if job.run.keep != "state" or not steps:
+        return None
+    ids = [trial.id for trial in job.pack.trials]
+    return StateKeeper(job.folder / STATES / job.pack.id, steps, {**job.pack.to_dict(), "ids": ids})
+
+
+def _bystanders(pack: PackPlan) -> set[int]:
+    """The numbers of trials that are neither recorded nor a recorded one's golden twin."""
+    needed = {trial.id for trial in pack.recorded} | {trial.golden.id for trial in pack.recorded}
+    return {number for number, trial in enumerate(pack.trials) if trial.id not in needed}
 
 
 def _opened(job: Job, pack: Pack, corpus: Corpus, checkpoints: Checkpoints) -> tuple[PackStore, Saved | None]:
@@ -365,27 +383,3 @@ def record_failure(job: Job, reason: str, trace: str) -> Failed:
 def without_order(data: Data) -> Data:
     """The same corpus whatever the order of batches."""
     return Data(**{**vars(data), "seed": None})
-
-
-def remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:
-    """Remove what a killed sweep has left of packs that do not run any more, or all of whose trials are `complete`.
-
-    Only what has a name that a sweep gives: anything else is somebody's own.
-    """
-    for entry, pack in _of_packs(folder / PROGRESS, rf"({PACK_ID})\.json|\.({PACK_ID})\.json\.[0-9a-f]{{32}}"):
-        if pack not in running and not is_locked(lock_of(folder, pack)):
-            entry.unlink()
-    for entry, _ in _of_packs(folder / ERRORS, rf"\.({PACK_ID})\.txt\.[0-9a-f]{{32}}"):  # was being written
-        entry.unlink()
-    ended = [*_of_packs(folder / CHECKPOINTS, f"({PACK_ID})"), *_of_packs(folder / LOCKS, rf"({PACK_ID})\.lock")]
-    settled = {claim.pack for claim in all_claims(folder) if claim.trials <= complete} if ended else set()
-    for entry, pack in ended:
-        if (pack in settled or is_complete(folder.root, pack)) and not is_locked(lock_of(folder, pack)):
-            entry.remove_tree()
-            entry.unlink()
-
-
-def _of_packs(folder: ResultsPath, pattern: str) -> list[tuple[ResultsPath, str]]:
-    """What is in a folder with names of this pattern, and the pack, which is the one group that has matched."""
-    matches = ((entry, re.fullmatch(pattern, entry.name)) for entry in folder.entries())
-    return [(entry, match[match.lastindex or 0]) for entry, match in matches if match]

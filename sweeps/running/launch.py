@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,13 @@ from harness.model.precision import pick_device
 from harness.model.scaling import tensor_table
 from harness.model.start import check_start, start_digests
 from harness.storage.last_weights import has_weights
-from harness.storage.progress_files import write_plan
+from harness.storage.progress_files import read_asked, write_plan
+from harness.storage.records import Unreadable
+from harness.storage.results_folder import ResultsPath
 from harness.storage.store import check_store, open_store
 from harness.storage.stored import STORE, complete_trials, read_packs
 from harness.storage.zarr_files import METADATA
+from harness.training.longer import goes_on_from
 from injectors import InjectableFault
 from injectors.value import Value
 from sweeps.compose.hydra_calls import current
@@ -36,8 +39,9 @@ from sweeps.planning.limits import check_block, check_disk, check_processes
 from sweeps.planning.packs import PackPlan, Plan
 from sweeps.planning.plan_table import print_plan, say_counts
 from sweeps.planning.planner import make_plan
-from sweeps.running.job import Ended, Failed, Job, begun_packs, corpus_of, remove_leftovers, without_order
+from sweeps.running.job import Ended, Failed, Job, begun_packs, corpus_of, without_order
 from sweeps.running.kernels import kernel_notes, with_kernels
+from sweeps.running.leftovers import remove_leftovers
 from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor, heard_by
 from sweeps.running.progress import Display, summarize
 
@@ -109,6 +113,24 @@ def _check_heads(trials: Sequence[Trial]) -> None:
         )
 
 
+class Begun(Protocol):
+    """Packs that are not in the folder yet, and are begun from what is."""
+
+    @property
+    def trials(self) -> Sequence[Trial]:
+        """All that are asked for."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Lines that belong to the plan."""
+
+    def packs(self, known: Sequence[PackPlan], settled: Set[str]) -> list[PackPlan]:
+        """Those of them that are not `known`, less the trials that are `settled`."""
+
+    def begin(self, folder: ResultsPath) -> None:
+        """Have them in the folder, as if they had been stopped there."""
+
+
 def run_sweep(
     trials: Sequence[Trial],
     run: RunSettings,
@@ -117,6 +139,7 @@ def run_sweep(
     notes: Sequence[str] = (),
     name: str = "",
     is_rehearsal: bool = False,
+    more: Begun | None = None,
 ) -> int:
     """Check, plan and train. Returns the exit status: 0, 1 if a pack failed, 130 after Ctrl-C, 143 after SIGTERM.
 
@@ -133,6 +156,7 @@ def run_sweep(
     taken = {trial.id for job in running for trial in job.pack.recorded}
     asked = {trial.id for trial in trials} | {trial.golden.id for trial in trials}
     begun = begun_packs(run.out, asked - complete - taken) if has_results else []
+    begun += more.packs(begun, complete | taken) if more else []
     plan, executor, lacking = _planned(trials, run, executor, device, processes, complete | taken, begun)
     if is_rehearsal or not run.plan:
         lacking.check()
@@ -147,11 +171,14 @@ def run_sweep(
         packs = read_packs(run.out) if has_results and not name else ()
         notes = [*notes, *([why] if current().is_verbose and not name else []), *kernel_notes(run, packs)]
     folder = open_store(run.out, run.study)
-    if run.keep == "weights" and (bare := sum(not has_weights(run.out, trial) for trial in asked & complete)):
+    if run.keep != "nothing" and (bare := sum(not has_weights(run.out, trial) for trial in asked & complete)):
         line = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"
-        notes = [*notes, f"keep=weights: {line}"]
+        notes = [*notes, f"keep={run.keep}: {line}"]
+    notes = [*notes, *(_never_kept(trials) if run.keep == "state" else ())]
+    if more:
+        more.begin(folder)
     if plan.packs:
-        write_plan(folder, asked, current().question, current().words)
+        _keep_plan(folder, asked, more is not None)
     remove_leftovers(folder, {job.pack.id for job in running}, complete)
     _say([*(() if name else (f"study {run.study} -> {run.out}",)), *notes], console)
     if not name:
@@ -167,6 +194,25 @@ def run_sweep(
         console.print("interrupted; the same command goes on from here", highlight=False)
         return 143 if isinstance(stopped, Terminated) else 130
     return 1 if any(isinstance(result, Failed) for result in results) else 0
+
+
+def _never_kept(trials: Sequence[Trial]) -> Iterator[str]:
+    """A line on trials of which `keep=state` can keep none."""
+    alike = {(trial.schedule, trial.train, trial.optim.lr, trial.model.context): trial for trial in trials}
+    decays = sorted({trial.schedule.decay for trial in alike.values() if goes_on_from(trial) is None})
+    if decays:
+        why = f"schedule.decay={','.join(decays)}: the rate of each step depends on the length of the run"
+        yield f"keep=state: {why}, so of these trials only the last weights are kept (constant, wsd: also the state)"
+
+
+def _keep_plan(folder: ResultsPath, asked: Set[str], is_added: bool) -> None:
+    """What was asked for, and in which words; what `is_added` belongs to the command before."""
+    question, words = current().question, current().words
+    if is_added:
+        with contextlib.suppress(Unreadable):
+            before = read_asked(folder.root)
+            asked, question, words = asked | set(before.trials), before.question, before.words or ()
+    write_plan(folder, asked, question, words)
 
 
 def _say(lines: Iterable[str], console: Console) -> None:

@@ -151,6 +151,32 @@ def test_one_line(empty: Path, arguments: list[str], start: str, rest: str, monk
     assert rest in line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["study=campaign", "fault.start=90"],
+            "fault.until=80 (of study=campaign): outside of the run after the start; allowed: fault.start=90 to 99",
+        ),
+        (
+            ["study=quickstart", "model.width=32", "model.head_dim=24"],
+            "model.width=32: not divisible by model.head_dim=24; allowed: a multiple of it",
+        ),
+        (
+            ["study=depth", "model.head_dim=24"],
+            "model.width=32 (of study=depth): not divisible by model.head_dim=24; allowed: a multiple of it",
+        ),
+        (
+            ["study=campaign", "schedule.warmup=200"],
+            "schedule.warmup=200: longer than train.steps=100 (of study=campaign); allowed: 0 to 100",
+        ),
+    ],
+)
+def test_what_nobody_typed_is_told_from_what_was(empty: Path, arguments: list[str], line: str) -> None:
+    """A value of the study's file says so, an axis or not; one that stands in the command line does not."""
+    assert f"error: {line}" in command.refused(empty, *arguments)
+
+
 @no_cuda
 def test_no_cuda(empty: Path) -> None:
     (line,) = command.refused(empty, *command.tiny("device=cuda"))
