@@ -7,6 +7,7 @@ from pathlib import Path
 
 from analysis.reading.selection import add_where
 from analysis.reports.campaign import write_campaign
+from analysis.reports.printed import table_lines
 from harness.basics.printing import say
 
 HELP = "say what the faults of a sweep did, with figures and a page"
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write OUT/campaign.html, and print its table."""
     written = write_campaign(options.out, options.where)
-    say(*written.table.to_string(index=False).split("\n"))
+    say(*table_lines(written.table))
     say("Shares in percent with 95% Wilson intervals.")
     say(*(f"Note: {note}" for note in written.notes))
     say(*(f"{picture.name}: {picture.path or picture.caption}" for picture in written.pictures))

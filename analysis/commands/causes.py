@@ -8,6 +8,7 @@ from pathlib import Path
 
 from analysis.figures.confusion_matrix import confusion_matrix
 from analysis.measures.confusion import confusion
+from analysis.reports.printed import table_lines
 from analysis.reports.report import DOTS_PER_INCH
 from harness.basics.printing import count, say
 from harness.storage.results_folder import ResultsPath
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the matrix, and draw it."""
     found = confusion(options.out, options.data)
-    say(*found.matrix.to_string().split("\n"))
+    say(*table_lines(found.matrix, index=True))
     for is_sure, of in ((False, "Right"), (True, "Right, of incidents with a sure sign")):
         right, total, low, high = found.right(is_sure)
         share = f" = {right / total:.1%} [{low:.1%}, {high:.1%}], 95% Wilson interval" if total else ""

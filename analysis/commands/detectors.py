@@ -10,6 +10,7 @@ from analysis.measures.detectors import measured
 from analysis.measures.leaderboard import scored
 from analysis.reading.open_sweep import open_sweep
 from analysis.reading.selection import add_where, with_company
+from analysis.reports.printed import table_lines
 from harness.basics.printing import say
 
 HELP = "say how well detectors do on stored runs, with any constants"
@@ -27,5 +28,17 @@ def run(options: argparse.Namespace) -> None:
     names, constants = chosen_detectors(options.chosen)
     sweep = with_company(open_sweep(options.out), options.where)
     table = scored(sweep, names or measured(sweep), constants)
-    say(*table.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))
+    shown = table[["detector", "incidents", "clean_steps"]].assign(
+        recall=[_range(*row) for row in table[["recall", "recall_low", "recall_high"]].to_numpy()],
+        latency=table["latency"],
+        latency_95=table["latency_95"],
+        false_alarms=[
+            _range(*row) for row in table[[f"false_alarms{end}" for end in ("", "_low", "_high")]].to_numpy()
+        ],
+    )
+    say(*table_lines(shown))
     say("Recall in shares of incidents, latency in steps, false alarms per 1,000 clean steps; 95% Wilson intervals.")
+
+
+def _range(value: float, low: float, high: float) -> str:
+    return f"{value:.3g} [{low:.2g}, {high:.3g}]" if value == value else "-"

@@ -8,6 +8,7 @@ from pathlib import Path
 from analysis.commands._settings import COST, cost_of
 from analysis.measures.incidents import incidents
 from analysis.reading.selection import add_where
+from analysis.reports.printed import table_lines
 from harness.basics.printing import count, say
 
 HELP = "every incident of a sweep: symptoms, alarms, outcome, cost"
@@ -22,15 +23,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print a table, and what all of them cost."""
+    """Print a table, and what all of them cost; all that is known of each is in `analysis.incidents` and its page."""
     cost = cost_of(options.settings)
     table = incidents(options.out, cost.per_hour, options.where)
     if table.empty:
         say("No incident: no symptom, no alarm, and every consistency check holds.")
         return
-    shown = table.drop(columns=["loss_before", "loss_after", "tokens"])
-    say(*shown.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))
+    seen = table["symptoms"].where(table["symptoms"] != "", table["signs"])
+    columns = {"seen": seen, "alarms": table["detectors"].map(_first_alarm)}
+    priced = ["money"] if cost.per_hour else []
+    shown = table.assign(**columns)[
+        ["trial", "first", "last", *columns, "action", "outcome", "steps", "seconds", *priced]
+    ]
+    say(*table_lines(shown))
     counted = f"{count(len(table), 'incident')} of {count(table['trial'].nunique(), 'trial')}"
     seconds, money = (table[name].sum(skipna=False) for name in ("seconds", "money"))
-    spent = f"{seconds:.3g} s, {money:.4g} {cost.currency}".rstrip() if seconds == seconds else NOT_TIMED
+    price = f", {money:.4g} {cost.currency}".rstrip() if cost.per_hour else ""
+    spent = f"{seconds:.3g} s{price}" if seconds == seconds else NOT_TIMED
     say(f"{counted}; cost: {count(table['steps'].sum(), 'step')}, {spent}.")
+    say(f"Next: stability-harness postmortem {options.out} {table['trial'].iloc[0]}")
+
+
+def _first_alarm(alarms: str) -> str:
+    """The first of several, and how many more."""
+    first, *others = alarms.split(", ")
+    return f"{first} and {len(others)} more" if others else first

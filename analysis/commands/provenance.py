@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.measures.provenance import named, provenance
 from analysis.reading.open_sweep import open_sweep
 from analysis.reading.selection import add_where, with_company
+from analysis.reports.printed import table_lines
 from harness.basics.printing import say
 from harness.config import ConfigError
 
@@ -40,6 +41,6 @@ def run(options: argparse.Namespace) -> None:
         return
     shown = ["trial", "fault", "step", "direction", "site", "tensor", "head", "index", "value", "cause", "format"]
     words = table[[*shown, "blamed", "blamed_index", "evidence"]].astype(object)
-    say(*words.where(words.notna(), "").to_string(index=False).split("\n"))
+    say(*table_lines(words.where(words.notna(), "")))
     say("How often the blamed tensor is the struck one, in shares with 95% Wilson intervals:")
-    say(*named(sweep).to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))
+    say(*table_lines(named(sweep)))

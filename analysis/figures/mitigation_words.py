@@ -120,7 +120,9 @@ def mitigation_findings(comparison: Comparison) -> list[str]:
         if metric in comparison.metrics
     ]
     if "stable_rate" in comparison.metrics and (widest.loc[is_baseline, "stable_rate_bound"] == ">=").any():
-        lines[0] += " The baseline is stable at every swept rate with some seed, which hides what would raise it."
+        lines[0] += (
+            " The baseline trained at every rate of the sweep with some seed, so only larger rates would show more."
+        )
     return [*lines, " ".join(filter(None, [told_share(comparison), coverage(comparison)]))]
 
 

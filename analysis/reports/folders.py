@@ -10,6 +10,7 @@ import seaborn as sns
 from analysis.figures.drawing import Drawing, page
 from analysis.figures.files import check_picture, save_picture
 from analysis.measures.folders_compared import FolderComparison, folders_compared
+from analysis.reports.printed import table_lines
 from harness.basics.printing import count, label
 from harness.config.fields import shown
 
@@ -30,7 +31,7 @@ def told_comparison(one: Path, other: Path, figure: Path | None = None) -> list[
     if not found.between:
         lines.append("  no field differs in all trials: the same configurations, trained twice")
     lines += [f"  trained by {name}: {first} and {second}" for name, (first, second) in found.trained_by.items()]
-    lines += ["", f"{UNITS}:", *_lines(found.table), ""]
+    lines += ["", f"{UNITS}:", *table_lines(found.table, 4), ""]
     lines.append(_summed(found.table))
     for folder, number in zip(("one", "other"), found.alone, strict=True):
         if number:
@@ -85,7 +86,3 @@ def _summed(table: pd.DataFrame) -> str:
         f"Of {count(known, 'cell')} with an interval {lower} are lower in the other folder, {higher} higher, and "
         f"{known - lower - higher} neither with certainty."
     )
-
-
-def _lines(table: pd.DataFrame) -> list[str]:
-    return list(table.to_string(index=False, float_format="{:.4g}".format, na_rep="-").split("\n"))

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from analysis.figures.detector_tradeoff import drawn_tradeoff
 from analysis.figures.files import check_picture, save_picture
 from analysis.measures.conditions import MIXED, TEST, TUNE, kinds, registration
@@ -18,6 +16,7 @@ from analysis.measures.known_faults import KnownFaults
 from analysis.measures.lead import lead_table, leads
 from analysis.measures.leaderboard import by_group, leaderboard
 from analysis.reading.open_sweep import open_sweep, open_with_packs
+from analysis.reports.printed import table_lines
 from harness.config import ConfigError
 
 PARTS = (
@@ -72,9 +71,9 @@ def told_board(
         count = f"{len(incidents.table)} incidents, {int(table['damaging'][0])} of them damaging"
         lines += [f"{count}, under {CONDITIONS[name]} (conditions.yaml {registration()})", ""]
         for columns in PARTS:
-            lines += [*_lines(table[list(columns)]), ""]
+            lines += [*table_lines(table[list(columns)]), ""]
         for by, text in (("family", "recall of damaging incidents by what was struck"), ("size", "recall by damage")):
-            lines += [f"{text}:", *_lines(by_group(incidents, seen[list(table["detector"])], by)), ""]
+            lines += [f"{text}:", *table_lines(by_group(incidents, seen[list(table["detector"])], by)), ""]
         lines += [*(f"Note: {note}" for note in incidents.notes), ""]
         if figure is not None:
             drawing = drawn_tradeoff(part, incidents, names)
@@ -100,7 +99,7 @@ def told_lead(out: Path) -> list[str]:
     lines = []
     if not table.empty:
         lines += [
-            *_lines(table),
+            *table_lines(table),
             "Shares of the spikes; lead in steps, over those with a sign at or before the spike, with a bootstrap "
             "interval.",
         ]
@@ -109,14 +108,10 @@ def told_lead(out: Path) -> list[str]:
         lines += [""] * bool(lines)
         lines += [f"{warned['lost'].iloc[0]} runs without a fault end badly, {warned['well'].iloc[0]} end well:"]
         for part in WARNED:
-            lines += [*_lines(warned[list(part)]), ""]
+            lines += [*table_lines(warned[list(part)]), ""]
         lines += [
             f"Warned: an alarm in the {HORIZON} steps before the loss gives up half of what was learned; chance: so "
             "many would be if alarms were those of runs that end well. Lead: the steps from the first of these alarms, "
             "with a bootstrap interval. False alarms: in 1,000 steps of runs that end well.",
         ]
     return lines
-
-
-def _lines(table: pd.DataFrame) -> list[str]:
-    return list(table.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))

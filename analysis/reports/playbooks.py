@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from analysis.measures.playbooks import NOTHING, by_fault, is_oracle, playbooks
 from analysis.measures.verdicts import verdict_table, verdicts
 from analysis.reading.open_sweep import open_sweep
 from analysis.reading.selection import with_company
+from analysis.reports.printed import table_lines
 from harness.config import ConfigError
 
 SHARES = ("kept", "kept_low", "kept_high", "ended")
@@ -27,22 +26,18 @@ def told_playbooks(out: Path, per_hour: float | None = None, wheres: Sequence[st
         raise ConfigError(f"out={out}: {error}; allowed: a sweep of playbook={NOTHING} and others") from None
     shown = table.assign(**{name: 100 * table[name] for name in SHARES})
     others = table[(table["playbook"] != NOTHING) & ~table["playbook"].map(is_oracle)].dropna(subset="kept")
-    lines = _lines(shown)
+    lines = table_lines(shown)
     lines += [
         "Shares in percent, with 95% Wilson intervals; steps of an answered incident, false ones a thousand steps."
     ]
     if len(others):
         best = str(others.loc[others["kept"].idxmax(), "playbook"])
         lines += ["", f"{best}, of the incidents that are lost without an answer, by fault:"]
-        lines += _lines(by_fault(sweep, best))
+        lines += table_lines(by_fault(sweep, best))
     found = verdicts(out)
     found = found[found["trial"].isin(sweep["trial"].values)]
     if len(found):
         right = (found["truth"] == found["verdict"]).sum()
         lines += ["", f"Steps that were run again: {right} of {len(found)} verdicts are right; truths down."]
-        lines += _lines(verdict_table(found))
+        lines += table_lines(verdict_table(found))
     return lines
-
-
-def _lines(table: pd.DataFrame) -> list[str]:
-    return list(table.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))

@@ -57,8 +57,10 @@ def _fault(trial: Trial) -> Iterator[str]:
     """Strikes at what is not there, or not yet."""
     fault, site = trial.fault, getattr(trial.fault, "site", None)
     if fault != NO_FAULT and fault.start >= trial.steps:
+        is_usual = fault.start == type(fault).start
         why = f"after the last step of train.steps={trial.train.steps}"
-        yield f"fault.start={fault.start}: {why}; allowed: 0 to {trial.steps - 1}"
+        allowed = f"0 to {trial.steps - 1}, such as fault.start={trial.steps // 2}"
+        yield f"fault.start={fault.start}{' (the default)' if is_usual else ''}: {why}; allowed: {allowed}"
     # An element is a flat index into an activation of whole batches: a smaller one has another there, or none.
     has_elements = getattr(fault, "elements", None) is not None
     if site in AT_TAPS and has_elements and fault.start < (grown := trial.curriculum.grown):

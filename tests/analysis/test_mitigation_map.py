@@ -263,11 +263,11 @@ def test_findings_are_short_however_many_mitigations_there_are(many_rows: Compar
     ids=["all stable", "one seed", "lowered"],
 )
 def test_findings_say_what_cannot_be_told(tmp_path: Path, ended: str, seeds: tuple, expected: str) -> None:
-    """And always that the baseline is stable at every rate here, which hides what would raise it."""
+    """And always that the baseline trained at every rate here, so only larger ones would show more."""
     outcomes = {"none": "trained", "qk_norm": ended}
     comparison = Study(tmp_path).write(lambda t: Ending(outcome=outcomes[t.mitigation]), seeds=seeds).compare()
     first = mitigation_findings(comparison)[0]
-    start = f"Largest stable learning rate at width 32: {expected}. The baseline is stable at every"
+    start = f"Largest stable learning rate at width 32: {expected}. The baseline trained at every"
     assert first.startswith(start)
 
 
