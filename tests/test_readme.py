@@ -104,6 +104,7 @@ def started(line: str, home: Path) -> str:
 
 @pytest.mark.parametrize("line", SWEEPS)
 def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_parts(home)
     if "slurm" in line and shutil.which("sbatch") is None:
         pytest.skip("needs Slurm (make slurm)") if not os.environ.get("CI") else pytest.fail("no sbatch")
     more = [] if "plan=true" in line else ["plan=true"]
@@ -139,7 +140,7 @@ def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
     assert {line.split()[1] for line in commands(PAGES)} == {
         *("sweep", "watch", "report", "campaign", "status", "cancel", "export", "incidents"),
-        *("figure", "retry", "merge", "remove", "verify", "extend"),
+        *("figure", "retry", "merge", "remove", "verify", "extend", "compare"),
     }
     plain = [text for file in FILES for text in blocks("", str(file.relative_to(ROOT)))]
     others = [line for text in plain for line in text.splitlines() if line not in commands(PAGES)]
@@ -197,13 +198,27 @@ def test_the_lines_for_a_notebook_train(home: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(set(space["sweep"].width.values)) == [32, 64] and len(space["sweep"].trial) == 12
 
 
-def test_the_mitigation_of_the_readme_is_a_mitigation(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (text,) = blocks("yaml", "docs/howto/own_parts.md")
-    (home / "conf" / "mitigation").mkdir(parents=True)
-    (home / "conf" / "mitigation" / "mine.yaml").write_text(text)
-    line = "stability-harness sweep --config-dir conf mitigation=none,mine plan=true"
-    planned = command(line, home, capsys)
-    assert "2 trials asked for" in planned
+def own_parts(folder: Path) -> None:
+    """The files of docs/howto/own_parts.md, at the paths that stand before them."""
+    page = (ROOT / "docs" / "howto" / "own_parts.md").read_text()
+    found = re.findall(r"^`(mine/[\w/]+\.yaml)`[^`]*?\n\n```yaml\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert [Path(path).parent.name for path, _ in found] == ["mitigation", "fault", "playbook", "study"]
+    for path, text in found:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+def test_the_parts_of_the_guide_are_trained_and_compared(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_parts(home)
+    assert "sign_flip" in command("stability-harness list --config-dir mine", home, capsys)
+    lines = [line for line in SWEEPS if "--config-dir mine" in line]
+    assert len(lines) == 2
+    for line in lines:
+        words = [*(word for word in QUICK if "warmup" not in word), "hydra.launcher.workers=1"]
+        assert "trained 24 of 24 trials" in command(line, home, capsys, *words)
+    (line,) = commands(PAGES, "compare")
+    said = command(line, home, capsys)
+    assert "playbook.name: - and gentle" in said and "sign_flip" in said
 
 
 def test_what_the_readme_names_exists() -> None:

@@ -137,7 +137,8 @@ def fault_lines(table: pd.DataFrame) -> list[str]:
 
 
 def _fault_line(row: Any, mitigation: str) -> str:
-    parts = [f"{row.moved} of {row.with_twin} trials moved away from their golden twin"]
+    moved = f"{row.moved} of {row.with_twin} trials moved away from their golden twin"
+    parts = [moved if row.with_twin else "no finished trial with a golden twin, so what it did cannot be told"]
     if not np.isnan(row.worst_deviation):
         size = f"{row.worst_deviation:+.2f}" if row.worst_deviation < 1e6 else f"{row.worst_deviation:+.2g}"
         parts.append(f"the worst by {size} nat/token")

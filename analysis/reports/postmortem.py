@@ -19,10 +19,11 @@ from analysis.figures.incident import activation_picture, incident_signals, toke
 from analysis.measures.anomalies import TrialSignals, usual
 from analysis.measures.causes import Finding
 from analysis.measures.confusion import Diagnosis, diagnosed, true_cause
-from analysis.measures.evidence import LATER, offending, provenance_of
+from analysis.measures.evidence import offending, provenance_of
 from analysis.measures.incidents import AFTER, Incident, all_incidents, of_one, runs, worst
 from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.twins import numbers_of, values_of
+from analysis.reports.evidence_words import HEADING, measured_rows, odd_line, provenance_line
 from analysis.reports.follow_ups import SUGGESTED, followed
 from analysis.reports.report import DOTS_PER_INCH, Picture, rendered
 from analysis.reports.verdict import shows, verdict
@@ -224,18 +225,17 @@ def _evidence(
     alone = "batch" if incident.batches else "alarm"
     lines = [
         f"Batches: steps {steps[0]} to {steps[-1]}." if len(steps) > 1 else f"Batch: step {steps[0]}.",
-        f"Odd at the onset, step {evidence.begin}: {', '.join(evidence.odd) or f'nothing but the {alone}'}.",
-        *_checks(diagnosis),
+        odd_line(evidence, f"nothing but the {alone}"),
     ]
     if arrays := ", ".join(name.replace("_", " ") for name in evidence.changed):
         lines.append(f"Changed between the step's beginning and its update, where nothing writes to them: {arrays}.")
     heard = [[one.detector, one.step, one.step - evidence.begin, rounded(one.score)] for one in incident.alarms]
     heading = ["detector", "first alarm", "steps after the onset", "largest score"]
-    tables = [{"heading": heading, "rows": heard}] if heard else []
+    tables = [{"heading": HEADING, "rows": measured_rows(evidence)}]
+    tables += [{"heading": heading, "rows": heard}] if heard else []
     lines += [] if heard else ["No detector had an alarm."]
-    if evidence.provenance:
-        told = ", ".join(f"{name} {text}" for name, text in evidence.provenance.items())
-        lines.append(f"The first value that is not finite, by running the step again: {told}.")
+    if told := provenance_line(evidence):
+        lines.append(told)
     drawings = {"signals": incident_signals(run, incident, evidence)}
     if run.has_layers:
         drawings["layers"] = activation_picture(run, incident, evidence)
@@ -252,20 +252,6 @@ def _evidence(
         section.texts = _texts(reading, steps, batches)
     section.pictures = [_picture(folder, incident.trial, kind, drawing) for kind, drawing in drawings.items()]
     return section
-
-
-def _checks(diagnosis: Diagnosis) -> list[str]:
-    e = diagnosis.evidence
-    said = {
-        "learning rate in force over that of the schedule": e.rate_ratio,
-        "gradient norm over its usual": e.norm_ratio if e.is_norm_finite else np.inf,
-        "update over its usual at this rate": e.update_ratio,
-        f"what is left of its jump {LATER} steps later, over what a first moment keeps": e.update_kept,
-        "move of the weights' norm, in norms of the update": e.weight_check,
-        "second moment over its bound (negative: below the lower one)": e.moment_check,
-        "largest activation of a layer over its usual": e.activation_ratio,
-    }
-    return ["; ".join(f"{words}: {rounded(value)}" for words, value in said.items()) + "."]
 
 
 def _texts(reading: BatchReader, steps: Sequence[int], batches: Sequence[np.ndarray]) -> list[tuple[str, str]]:

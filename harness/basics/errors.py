@@ -46,5 +46,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""
+        required, known, names = message.partition("are required: ")
+        if known:  # argparse counts those among them of which there may be none
+            spare = {str(action.metavar or action.dest) for action in self._actions if action.nargs in ("*", "?")}
+            message = required + known + ", ".join(name for name in names.split(", ") if name not in spare)
         allowed = " ".join(self.format_usage().split()).removeprefix("usage: ")
         raise ConfigError(f"{self.prog}: {message}; allowed: {allowed}")

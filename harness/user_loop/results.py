@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.training.sites import Event
 from harness.user_loop.ending import Shortcoming, shortcomings
@@ -25,6 +26,15 @@ class RunResults:
     shortcomings: Sequence[Shortcoming] = ()
     """What kept the run from being what was asked for, such as an early end or a fault that never struck."""
     _events: list[Event] | None = None  # of all processes, once they have ended together
+
+    def __repr__(self) -> str:
+        """What came of it in a line: steps, strikes, incidents, outcome."""
+        if self._replay is None or not self._replay.series.length:
+            return f"<{type(self).__name__}: nothing trained yet>"
+        events, incidents = self.events, self.incidents
+        strikes = f"{count(len(events), 'strike')}{f' from step {events[0].step} on' if events else ''}"
+        done = f"{count(self._replay.series.length, 'step')}, {strikes}, {count(len(incidents), 'incident')}"
+        return f"<{type(self).__name__}: {done}; {self.outcome}>"
 
     def _gather(self) -> list[Event]:
         """What faults did in all processes; each of them has to ask."""

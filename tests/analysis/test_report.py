@@ -136,7 +136,9 @@ def test_sweeps_that_are_not_done(tmp_path: Path) -> None:
     lines = made.findings
     assert lines[0] == "4 trials: 4 unfinished." and made.figures == []
     assert (
-        lines[-1] == "Fault weight_bit, mitigation none: 0 of 0 trials moved away from their golden twin; 2 unfinished."
+        lines[-1]
+        == "Fault weight_bit, mitigation none: no finished trial with a golden twin, so what it did cannot be "
+        "told; 2 unfinished."
     )
 
 

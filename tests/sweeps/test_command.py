@@ -60,6 +60,7 @@ def test_each_command_has_help_of_the_same_style(name: str, capsys: pytest.Captu
         (["cancel", "nowhere"], "out=nowhere: holds no results; allowed: "),
         (["status", "nowhere"], "out=nowhere: holds no results; allowed: "),
         (["list", "--config-dir=nowhere"], "--config-dir=nowhere: no such folder; allowed: "),
+        (["postmortem", "x"], "stability-harness postmortem: the following arguments are required: TRIAL; allowed: "),
         (["report"], "stability-harness report: the following arguments are required: OUT; allowed: "),
         (["report", "nowhere"], "out=nowhere: "),
         (

@@ -73,6 +73,23 @@ def test_an_error_in_the_block_leaves_no_trace() -> None:
         next(run.steps(loop.loader()))
 
 
+def test_it_says_in_a_line_what_came_of_it() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(model, optimizer, fault="weight_bit", steps=4) as run:
+        assert repr(run) == "<AttachedRun: nothing trained yet>"
+        for batch in run.steps([torch.ones(2, 4)] * 4):
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            run.observe(loss)
+    said = repr(run)
+    assert said.startswith("<AttachedRun: 4 steps, 1 strike from step 2 on, 0 incidents; "), said
+    assert said.endswith(f"; {run.outcome}>")
+
+
 def test_a_scheduler_that_is_made_in_the_block_goes_on_after_it() -> None:
     loop = plain()
     optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
