@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from generated_data import dataset_page, errors_page, figures_page
+
 from harness.config import sections
 from injectors import fault_types
 from sweeps.commands.console import PROGRAM, commands, grouped, run
@@ -18,8 +20,10 @@ OF_RUN = "These belong to the run and not to a trial, so they cannot be swept."
 
 
 def write_reference(folder: Path) -> None:
-    """Write commands.md and keys.md, where they are not as they would be."""
-    for name, text in (("commands", commands_page()), ("keys", keys_page())):
+    """Write the pages that the code tells, where they are not as they would be."""
+    pages = {"commands": commands_page(), "keys": keys_page()}
+    pages |= {"figures": figures_page(), "dataset": dataset_page(), "errors": errors_page()}
+    for name, text in pages.items():
         file = folder / f"{name}.md"
         if not file.exists() or file.read_text() != text:
             file.write_text(text)

@@ -79,6 +79,12 @@ NARROW = {
 ALONE = {"harness/basics/plugins.py"}  # imports by name: parts find themselves
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 LONGEST_PAGE, LONGEST_LINE_OF_A_PAGE = 130, 100
+GENERATED = {"commands.md", "keys.md", "dataset.md", "figures.md", "errors.md"}  # when the site is built
+PROSE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + [
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if page.name not in GENERATED and page.parent.name != "tutorials" and "_build" not in page.parts
+]
 PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
 SHARED_NAME = "Options"  # the settings of a part, which its module is asked for: harness/basics/plugins.py
 
@@ -177,6 +183,14 @@ def test_pages_name_files_that_exist_in_short_lines(page: Path) -> None:
     named = re.findall(rf"`((?:{tops})/[^`\s]*)`", text)
     for place in [braced for name in named for braced in _without_braces(name)]:
         assert list(ROOT.glob(place.rstrip("/"))) or list(ROOT.glob(f"tests/{place}")), f"{page.name}: {place}"
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_of_every_page_is_in_short_lines(page: Path) -> None:
+    """But for tables, pictures, and code, of which a line may be a whole command."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "![", "`"))]
+    assert [line for line in lines if len(line) > LONGEST_LINE_OF_A_PAGE] == []
 
 
 def _without_braces(name: str) -> list[str]:
