@@ -34,7 +34,7 @@ picture: quickstart
 
 # The tables of the documentation, from what the files of mitigations and faults say of themselves.
 tables: install
-	$(BIN)/python -m sweeps.commands.tables docs/mitigations.md docs/faults.md docs/detection.md docs/recovery.md
+	$(BIN)/python -m sweeps.commands.tables docs/mitigations.md docs/faults.md docs/detection.md docs/recovery.md docs/findings/numbers.md
 
 # The site, in docs/_build/html: every tutorial is run, and a warning is an error. Nothing is fetched.
 docs: install

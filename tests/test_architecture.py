@@ -34,8 +34,8 @@ FOLDERS = {  # each may import from those above it in its own package, and from 
         "user_loop",
         "testing",
     ],
-    "analysis": ["reading", "again", "measures", "figures", "pages", "reports", "export", "commands"],
-    "sweeps": ["compose", "planning", "running", "slurm", "search", "commands"],
+    "analysis": ["reading", "again", "measures", "arithmetic", "figures", "pages", "reports", "export", "commands"],
+    "sweeps": ["compose", "planning", "running", "slurm", "claims", "search", "commands"],
     "injectors": [],
     "hydra_plugins": [],
 }

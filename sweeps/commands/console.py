@@ -19,7 +19,7 @@ GROUPS = {
     "Train": ("sweep", "demo", "status", "cancel", "list", "coordinate-check"),
     "Look": ("watch", "report", "figure", "trial", "compare", "diff"),
     "Explain": ("campaign", "incidents", "postmortem", "causes", "cross", "provenance", "lead"),
-    "Judge": ("detectors", "leaderboard", "playbooks"),
+    "Judge": ("claims", "detectors", "leaderboard", "playbooks"),
     "Share": ("export",),
     "Manage": ("verify", "retry", "extend", "merge", "remove", "completion"),
 }
@@ -163,6 +163,18 @@ def _list(arguments: list[str]) -> None:
     print_catalogue(folder, Terminal())
 
 
+def _claims(arguments: list[str]) -> None:
+    parser = _parser("claims")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="all that is known of these; default: a line for each")
+    parser.add_argument("--tag", metavar="TAG", help="those with it, such as formats, optimizers or costs")
+    parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="with claims of your own, in DIR/claim/")
+    options = parser.parse_args(arguments)
+    from harness.basics.terminal import Terminal
+    from sweeps.commands.claims import print_claims
+
+    print_claims(options.names, options.tag, options.config_dir, Terminal())
+
+
 def _analysis(name: str, arguments: list[str]) -> int:
     from analysis.__main__ import main
 
@@ -199,6 +211,7 @@ OWN = {
     "remove": Command("take trials out of a folder for good: --where KEY=VALUE", _remove),
     "demo": Command("train a small study and report on it, in two minutes", _demo),
     "list": Command("every mitigation and fault with one line and its paper", _list),
+    "claims": Command("what is claimed of training, and what is right about it", _claims),
     "verify": Command("whether every file of a store is there as it was written", partial(_on_folder, "verify")),
     "coordinate-check": Command("whether every size changes equally in its first steps", _coordinate_check),
     "completion": Command("a script that completes these commands in bash, zsh or fish", _completion),

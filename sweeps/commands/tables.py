@@ -15,20 +15,23 @@ from harness.basics.errors import PROGRAM
 from harness.config import Problems, shown
 from harness.config.ladder import canonical, rungs
 from harness.detectors.table import DETECTORS
+from sweeps.claims.checks import CHECKS
+from sweeps.claims.registered import chosen, claims
 from sweeps.commands.catalogue import CatalogueEntry, entries
 from sweeps.commands.ending import ended
 from sweeps.compose.folders import leaves
 from sweeps.compose.hydra_calls import FOLDER
 
 _PART = re.compile(
-    r"^<!-- (mitigation|fault|detect|playbook): ([^\n]*) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL
+    r"^<!-- (mitigation|fault|detect|playbook|claim): ([^\n]*) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL
 )
 
 
 def with_tables(page: str) -> str:
     """The page with its marked parts as our files are now. Raises ConfigError for a file of which it has no part."""
     sections = [(part[1], part[2]) for part in _PART.finditer(page)]
-    all_entries = [entry for group in dict(sections) for entry in entries(group) if entry.name != "none"]
+    groups = dict(sections).keys() - {"claim"}
+    all_entries = [entry for group in groups for entry in entries(group) if entry.name != "none"]
     ours = [entry for entry in all_entries if _is_ours(entry)]
     problems = Problems()
     for entry in ours:
@@ -36,14 +39,31 @@ def with_tables(page: str) -> str:
             given = f"{entry.group}={entry.name}: about.section={shown(entry.about.section)}"
             allowed = "; ".join(section for group, section in sections if group == entry.group)
             problems.reasons[f"{given}: no such part of the page; allowed: {allowed}"] = None
+    if tags := {tag for group, tag in sections if group == "claim"}:
+        for claim in claims().values():
+            if not tags.intersection(claim.tags):
+                allowed = f"allowed: {', '.join(sorted(tags))}"
+                problems.reasons[
+                    f"claim={claim.name}: tags={shown(claim.tags)}: no such part of the page; {allowed}"
+                ] = None
     problems.check()
 
     def made(part: re.Match[str]) -> str:
-        here = [entry for entry in ours if (entry.group, entry.about.section) == part.groups()]
         first, last = part[0].split("\n")[0], part[0].split("\n")[-1]
+        if part[1] == "claim":
+            return "\n".join([first, "", *_claims(part[2]), "", last])
+        here = [entry for entry in ours if (entry.group, entry.about.section) == part.groups()]
         return "\n".join([first, "", *_table(part[1], here), "", *_examples(here), last])
 
     return _PART.sub(made, page)
+
+
+def _claims(tag: str) -> list[str]:
+    lines = ["| claim | verdict | because | source |", "|---|---|---|---|"]
+    for claim in chosen([], tag):
+        answer = CHECKS[claim.check]()
+        lines.append(f"| {claim.claim} | {answer.verdict} | {answer.words} | {claim.source} |")
+    return lines
 
 
 def _is_ours(entry: CatalogueEntry) -> bool:

@@ -1,0 +1,23 @@
+"""What incidents, checkpoints and logging cost, with every assumption as an argument."""
+
+from __future__ import annotations
+
+
+def seen_share(lead: float, every: float) -> float:
+    """How often a sign that leads by so many steps is logged before the spike, with one log in `every` steps."""
+    return min(1.0, lead / every)
+
+
+def lost_steps(every: float, latency: float = 0.0) -> float:
+    """Steps lost at a failure, on average, with a checkpoint `every` so many: half of them, and the latency."""
+    return every / 2 + latency
+
+
+def step_seconds(parameters: float, tokens: float, devices: float, flops: float) -> float:
+    """Time of one step: 6 operations a parameter and token (Kaplan et al. 2020, arXiv 2001.08361, section 2.1)."""
+    return 6 * parameters * tokens / (devices * flops)
+
+
+def money(steps: float, seconds: float, devices: float, per_hour: float) -> float:
+    """The price of so many steps of `seconds` each on `devices`, at a price for a device and hour."""
+    return steps * seconds / 3600 * devices * per_hour
