@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from sweeps.claims.measured import METRICS
+from sweeps.claims.registered import OF_TRIALS
 from sweeps.commands.console import run
 from tests.documented import commands, words_of
 
@@ -140,7 +142,7 @@ def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
     assert {line.split()[1] for line in commands(PAGES)} == {
         *("sweep", "watch", "report", "campaign", "status", "cancel", "export", "incidents"),
-        *("figure", "retry", "merge", "remove", "verify", "extend", "compare"),
+        *("figure", "retry", "merge", "remove", "verify", "extend", "compare", "claims"),
     }
     plain = [text for file in FILES for text in blocks("", str(file.relative_to(ROOT)))]
     others = [line for text in plain for line in text.splitlines() if line not in commands(PAGES)]
@@ -188,6 +190,22 @@ def test_the_trials_of_the_guide_go_on(home: Path, capsys: pytest.CaptureFixture
     (line,) = commands(PAGES, "extend")
     line = line.replace("--steps 400", "--steps 16")
     assert "trained 1 of 1 trial" in command(line, home, capsys, "hydra.launcher.workers=1")
+
+
+def test_the_claims_of_the_guide_can_be_planned(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the claim that it writes, whose keys are those of its table."""
+    trained, verdict = commands(PAGES, "claims")
+    assert "2 claims, 240 trials in all" in command(trained, home, capsys, "plan=true")
+    assert verdict.split()[2] == "verdict"
+    page = (ROOT / "docs" / "howto" / "claims.md").read_text()
+    (text,) = blocks("yaml", "docs/howto/claims.md")
+    (home / "mine" / "claim").mkdir(parents=True)
+    (home / "mine" / "claim" / "qk_norm_at_depth.yaml").write_text(text)
+    line = "stability-harness claims run qk_norm_at_depth out=o plan=true --config-dir mine"
+    assert "1 claim, 96 trials in all" in command(line, home, capsys)
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, flags=re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == {*OF_TRIALS, "opposite"} - {"seeds"}
+    assert all(f"`{name}`" in page for name in METRICS)
 
 
 def test_the_lines_for_a_notebook_train(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

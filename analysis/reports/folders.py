@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-import seaborn as sns
 
-from analysis.figures.drawing import Drawing, page
+from analysis.figures.drawing import Drawing
+from analysis.figures.effects import EffectRow, effects
 from analysis.figures.files import check_picture, save_picture
 from analysis.measures.folders_compared import FolderComparison, folders_compared
 from analysis.reports.printed import table_lines
-from harness.basics.printing import count, label
+from harness.basics.printing import count
 from harness.config.fields import shown
 
 UNITS = "final validation loss in nat/token, mean over seeds; change: other - one, with its 95% interval"
@@ -54,26 +54,22 @@ def drawn_comparison(found: FolderComparison) -> Drawing:
     table = found.table[found.table["change"].notna()].head(MOST_CELLS)
     if not len(table):
         return Drawing(None, "No figure: no cell has finite losses in both folders.")
-    rows = table.to_dict("records")
-    names = [label(", ".join(f"{name}={shown(row[name])}" for name in found.fields)) or "all trials" for row in rows]
-    blue, orange = sns.color_palette("colorblind")[:2]
-    with page(7.5, 1.6 + 0.28 * len(table), "Change of the final validation loss") as figure:
-        panel = figure.subplots()
-        for place, row in enumerate(rows):
-            colour = blue if row["high"] < 0 else orange if row["low"] > 0 else "0.45"
-            panel.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=2)
-            panel.plot(row["change"], place, marker="o", color=colour, markersize=7)
-        panel.axvline(0, color="0.3", linewidth=1)
-        panel.set_yticks(range(len(names)), names)
-        panel.invert_yaxis()
-        panel.set(xlabel="other - one [nat/token]")
+    rows = [
+        EffectRow(
+            ", ".join(f"{name}={shown(row[name])}" for name in found.fields) or "all trials",
+            row["change"],
+            row["low"],
+            row["high"],
+        )
+        for row in table.to_dict("records")
+    ]
     left_out = len(found.table) - len(table)
     more = f" {count(left_out, 'cell')} left out." if left_out else ""
     caption = (
         "Change from one folder to the other, mean over seeds, 95% intervals of pairs. Blue: lower with certainty; "
         f"orange: higher; grey: either.{more}"
     )
-    return Drawing(figure, caption)
+    return effects(rows, "other - one [nat/token]", "Change of the final validation loss", caption)
 
 
 def _summed(table: pd.DataFrame) -> str:

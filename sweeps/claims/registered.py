@@ -1,38 +1,79 @@
-"""The claims that are known: one YAML each, `claim/NAME.yaml`, here, in an installed package or in a user's folder."""
+"""The claims that are known: one YAML each, `claim/NAME.yaml`, here, in an installed package or in a user's folder.
+
+A claim is decided by arithmetic (`check`), or by trials (`sweep` and what follows from it).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from harness.config import ConfigError, Problems
 from sweeps.claims.checks import CHECKS
+from sweeps.claims.measured import METRICS
+from sweeps.claims.verdicts import Claimed
 from sweeps.compose.places import check_folder, places, stems, unknown_option
 from sweeps.compose.yaml_files import text_of, tree_of
 
 GROUP = "claim"
-NEEDED = {"claim": str, "source": str, "tags": list, "check": str}
+FIRST_SEED, FEWEST, MOST = 100, 4, 64  # fresh seeds: no constant was chosen with them in view
+COMMON = {"claim": str, "source": str, "tags": list}
+OF_TRIALS = {
+    **{"sweep": list, "cells": list, "metric": str, "of": dict, "against": dict, "claimed": str},
+    **{"threshold": float, "unit": str, "control": dict, "seeds": int},
+}
+CONTROL = {"metric": str, "above": float, "because": str}
+KINDS = {str: "text", list: "a list of words", dict: "keys and values", float: "a number", int: "a whole number"}
+
+
+@dataclass(frozen=True)
+class Control:
+    """What has to happen in the trials without the remedy: otherwise nothing could be seen, and nothing is refuted."""
+
+    metric: str
+    above: float
+    because: str
+
+
+@dataclass(frozen=True)
+class TrialTest:
+    """What is trained and compared: `metric` of the trials `of` less that of `against`, pair by pair of seeds.
+
+    `sweep` are words of a sweep without seeds, and `cells` coordinates in each of which the claim has to hold.
+    """
+
+    sweep: tuple[str, ...]
+    cells: tuple[str, ...]
+    metric: str
+    of: tuple[str, ...]
+    against: tuple[str, ...]
+    claimed: Claimed
+    threshold: float
+    seeds: int
+    control: Control
 
 
 @dataclass(frozen=True)
 class RegisteredClaim:
-    """What is claimed, by whom, and the check that decides it (`sweeps/claims/checks.py`)."""
+    """What is claimed, by whom, and what decides it: a check (`sweeps/claims/checks.py`), or trials."""
 
     name: str
     claim: str
     source: str
     tags: tuple[str, ...]
-    check: str
+    check: str = ""
+    trials: TrialTest | None = None
+    opposite: str = ""  # who says otherwise
 
     @property
     def registration(self) -> str:
-        """A hash of all that it says: of another text, source or check it is another."""
-        told = json.dumps([self.name, self.claim, self.source, sorted(self.tags), self.check])
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        """A hash of all that it says: of another text, source or test it is another."""
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def claims(folder: Path | None = None) -> dict[str, RegisteredClaim]:
@@ -66,23 +107,81 @@ def chosen(names: list[str], tag: str | None, folder: Path | None = None) -> lis
 
 def _claim(name: str, file: Path) -> RegisteredClaim:
     tree = tree_of(file, text_of(file))
-    _check_keys(tree, file)
-    if tree["check"] not in CHECKS:
-        raise ConfigError(f"{file}: {unknown_option('check', tree['check'], list(CHECKS))}")
-    if not all(isinstance(tag, str) for tag in tree["tags"]):
-        raise ConfigError(f"{file}: tags={tree['tags']}: not words; allowed: a list of words")
-    return RegisteredClaim(name, tree["claim"], tree["source"], tuple(tree["tags"]), tree["check"])
+    is_checked = "check" in tree
+    needed = {**COMMON, **({"check": str} if is_checked else OF_TRIALS)}
+    _check_keys(tree, needed, f"{file}: ", {"opposite": str})
+    _words(file, tree, "tags")
+    common = (name, tree["claim"], tree["source"], tuple(tree["tags"]))
+    if is_checked:
+        if tree["check"] not in CHECKS:
+            raise ConfigError(f"{file}: {unknown_option('check', tree['check'], list(CHECKS))}")
+        return RegisteredClaim(*common, check=tree["check"], opposite=tree.get("opposite", ""))
+    return RegisteredClaim(*common, trials=_test(file, tree), opposite=tree.get("opposite", ""))
 
 
-def _check_keys(tree: Mapping[str, Any], file: Path) -> None:
-    """Raises ConfigError for keys that are missing, unknown, or of another type."""
-    problems = Problems()
-    for key in tree.keys() - NEEDED.keys():
-        problems.reasons[f"{file}: {key}: unknown key; allowed: {', '.join(NEEDED)}"] = None
-    for key, kind in NEEDED.items():
-        if key not in tree:
-            problems.reasons[f"{file}: {key}: is missing; allowed: {', '.join(NEEDED)}, all of them"] = None
-        elif not isinstance(tree[key], kind) or not tree[key]:
-            what = "a list of words" if kind is list else "text"
-            problems.reasons[f"{file}: {key}={tree[key]!r:.60}: not {what}; allowed: {what}"] = None
+def _test(file: Path, tree: Mapping[str, Any]) -> TrialTest:
+    problems, control = Problems(), tree["control"]
+    with problems.collect():
+        _check_keys(control, CONTROL, f"{file}: control.")
+    for key in ("sweep", "cells"):
+        with problems.collect():
+            _words(file, tree, key)
+    for where, name in (("metric", tree["metric"]), ("control.metric", control.get("metric"))):
+        if name not in METRICS:
+            problems.reasons[f"{file}: {unknown_option(where, name, list(METRICS))}"] = None
+    if tree["metric"] in METRICS and tree["unit"] != (unit := METRICS[tree["metric"]].unit):
+        problems.reasons[f"{file}: unit={tree['unit']}: not that of {tree['metric']}; allowed: {unit}"] = None
+    if tree["claimed"] not in get_args(Claimed):
+        problems.reasons[f"{file}: claimed={tree['claimed']}: unknown; allowed: {', '.join(get_args(Claimed))}"] = None
+    if not FEWEST <= tree["seeds"] <= MOST:
+        problems.reasons[f"{file}: seeds={tree['seeds']}: out of range; allowed: {FEWEST} to {MOST}"] = None
+    if METRICS.get(tree["metric"]) == METRICS["stable_rate"] and not tree["threshold"] > 0:
+        problems.reasons[f"{file}: threshold={tree['threshold']}: no ratio; allowed: above 0"] = None
+    if any(str(word).startswith(("seed=", "out=", "study=")) for word in tree["sweep"]):
+        problems.reasons[f"{file}: sweep: has a seed, an out or a study; allowed: other keys, and seeds={FEWEST}"] = (
+            None
+        )
+    if tree["of"] == tree["against"]:
+        problems.reasons[f"{file}: of={tree['of']}: the same as against; allowed: two arms"] = None
     problems.check()
+    arms = (tuple(f"{key}={value}" for key, value in tree[arm].items()) for arm in ("of", "against"))
+    of, against = arms
+    return TrialTest(
+        tuple(tree["sweep"]),
+        tuple(tree["cells"]),
+        tree["metric"],
+        of,
+        against,
+        tree["claimed"],
+        float(tree["threshold"]),
+        tree["seeds"],
+        Control(control["metric"], float(control["above"]), control["because"]),
+    )
+
+
+def _words(file: Path, tree: Mapping[str, Any], key: str) -> None:
+    if not all(isinstance(word, str) for word in tree[key]):
+        raise ConfigError(f"{file}: {key}={tree[key]}: not words; allowed: a list of words")
+
+
+def _check_keys(
+    tree: Mapping[str, Any], needed: Mapping[str, type], where: str, more: Mapping[str, type] | None = None
+) -> None:
+    """Raises ConfigError for keys that are missing, unknown, or of another type."""
+    problems, known = Problems(), {**needed, **(more or {})}
+    allowed = ", ".join(known)
+    for key in tree.keys() - known.keys():
+        problems.reasons[f"{where}{key}: unknown key; allowed: {allowed}"] = None
+    for key, kind in known.items():
+        if key not in tree:
+            if key in needed:
+                problems.reasons[f"{where}{key}: is missing; allowed: {', '.join(needed)}, all of them"] = None
+        elif not _is_of(tree[key], kind):
+            problems.reasons[f"{where}{key}={tree[key]!r:.60}: not {KINDS[kind]}; allowed: {KINDS[kind]}"] = None
+    problems.check()
+
+
+def _is_of(value: Any, kind: type) -> bool:
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    return isinstance(value, kind) and bool(value)

@@ -1,4 +1,9 @@
-"""`stability-harness claims [NAME ...]`: what is claimed of training, and what is right about it."""
+"""`stability-harness claims`: what is claimed of training, how it is tested, and what came of it.
+
+claims [NAME ...]              a line for each, or all that is known of some
+claims run NAME ... out=OUT    register them and train what is missing
+claims verdict OUT [NAME ...]  what the trials in OUT say
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.basics.printing import count
+from harness.config import ConfigError
+from harness.storage.results_folder import ResultsPath
 from sweeps.claims.checks import CHECKS
+from sweeps.claims.page import write_page
 from sweeps.claims.registered import RegisteredClaim, chosen
+from sweeps.claims.trained import EXPLORATORY, Verdict, Wanted, trials_of, verdicts
+from sweeps.claims.verdicts import UNDECIDED, discoveries
+from sweeps.commands.sweep import explained, sweep
 
 
 def print_claims(names: Sequence[str], tag: str | None, folder: Path | None, console: Console) -> None:
@@ -24,20 +36,94 @@ def print_claims(names: Sequence[str], tag: str | None, folder: Path | None, con
     for heading in ("name", "verdict", "claim"):
         table.add_column(heading, no_wrap=heading != "claim")
     for claim in found:
-        table.add_row(*map(Text, (claim.name, CHECKS[claim.check]().verdict, claim.claim)))
+        verdict = CHECKS[claim.check]().verdict if claim.check else "by trials"
+        table.add_row(*map(Text, (claim.name, verdict, claim.claim)))
     console.print(table)
 
 
+def run_claims(given: Sequence[str], tag: str | None, folder: Path | None, console: Console) -> int:
+    """Register claims, train what they need in one sweep, and once more with twice the seeds what is undecided.
+
+    Of what is `given`, `out=OUT` says where, and other words with `=` are for the run. Returns the exit status. Raises
+    ConfigError before anything is written.
+    """
+    places = [word.removeprefix("out=") for word in given if word.startswith("out=")]
+    words = [word for word in given if "=" in word and not word.startswith("out=")]
+    names = [word for word in given if "=" not in word]
+    if len(places) != 1:
+        raise ConfigError(f"out: given {len(places)} times; allowed: once, such as out=results/claims")
+    out = Path(places[0])
+    known = chosen(names, tag, folder)
+    tested = [claim for claim in known if claim.trials is not None]
+    if bare := [claim.name for claim in known if names and claim.trials is None]:
+        raise ConfigError(f"NAME={bare[0]}: is decided by arithmetic; allowed: claims {bare[0]}, without run")
+    if not tested:
+        raise ConfigError(f"--tag {tag}: none of its claims is decided by trials; allowed: another tag")
+    left: Sequence[RegisteredClaim] = tested
+    for times in (1, 2):
+        trials = {trial.id: trial for claim in left for trial in trials_of(claim, times)}
+        notes = [f"{count(len(left), 'claim')}, {count(len(trials), 'trial')} in all"]
+        quoted = str(out).replace("'", r"\'")
+        arguments = ["study=grid", f"out='{quoted}'", *words]
+        with explained(arguments):
+            status, settings = sweep(arguments, more=Wanted(list(trials.values()), notes, left))
+        if status or settings.plan or not settings.wait:
+            return status
+        left = [one.claim for one in verdicts(out, left) if one.verdict == UNDECIDED]
+        if not left:
+            break
+        if times == 1:
+            console.print(f"{count(len(left), 'claim')} undecided: twice the seeds", highlight=False)
+    return print_verdicts(out, [claim.name for claim in tested], folder, console)
+
+
+def print_verdicts(out: Path, names: Sequence[str], folder: Path | None, console: Console) -> int:
+    """Print what the trials in a folder say of claims, all that were registered there if none is named, and a page.
+
+    Raises ConfigError.
+    """
+    known = {claim.name: claim for claim in chosen(list(names), None, folder) if claim.trials is not None}
+    place = ResultsPath.open(out) / "registered"
+    listed = names or [name for entry in place.entries() if (name := entry.stem) in known]
+    if not listed:
+        raise ConfigError(f"out={out}: no claim was registered there; allowed: NAME, or claims run NAME out={out}")
+    found = verdicts(out, [known[name] for name in listed])
+    are_found = discoveries([_worst_p(one) for one in found])
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in ("name", "verdict", "cell", "effect [95%]", "seeds", "control"):
+        table.add_column(heading, no_wrap=heading != "name")
+    for one, is_found in zip(found, are_found, strict=True):
+        told = f"{one.verdict}{f' ({EXPLORATORY})' if one.is_exploratory else ''}{'' if is_found else ' *'}"
+        for number, cell in enumerate(one.cells):
+            judged, head = cell.judged, (one.claim.name, told) if not number else ("", "")
+            effect = f"{judged.mean:.3g} [{judged.low:.3g}, {judged.high:.3g}]"
+            control = f"{cell.control:.3g}{'' if cell.is_acting else ': too little'}"
+            table.add_row(*map(Text, (*head, cell.cell, effect, str(judged.pairs), control)))
+        if not one.cells:
+            table.add_row(*map(Text, (one.claim.name, told, "", "", "", "")))
+    console.print(table)
+    console.print("*: not among the discoveries at 10% false ones (Benjamini & Hochberg 1995)", highlight=False)
+    console.print(f"Page: {write_page(out, found)}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _worst_p(verdict: Verdict) -> float:
+    return max((cell.judged.p for cell in verdict.cells if cell.is_acting), default=float("nan"))
+
+
 def _print_one(claim: RegisteredClaim, console: Console) -> None:
-    answer = CHECKS[claim.check]()
-    lines = {
-        "claim": claim.claim,
-        "verdict": f"{answer.verdict}: {answer.words}",
-        "source": claim.source,
-        "numbers": ", ".join(f"{name} = {value:.6g}" for name, value in answer.numbers.items()),
-        "tags": ", ".join(claim.tags),
-        "registration": claim.registration,
-    }
+    lines = {"claim": claim.claim, "source": claim.source, "opposite": claim.opposite}
+    if claim.check:
+        answer = CHECKS[claim.check]()
+        lines["verdict"] = f"{answer.verdict}: {answer.words}"
+        lines["numbers"] = ", ".join(f"{name} = {value:.6g}" for name, value in answer.numbers.items())
+    if (test := claim.trials) is not None:
+        lines["sweep"] = " ".join(test.sweep)
+        lines["test"] = f"{test.metric} of {', '.join(test.of)} less that of {', '.join(test.against)}"
+        lines["holds if"] = f"{test.claimed} {test.threshold:g}, in each {', '.join(test.cells)}, {test.seeds} seeds"
+        lines["control"] = f"{test.control.metric} above {test.control.above:g}: {test.control.because}"
+    lines |= {"tags": ", ".join(claim.tags), "registration": claim.registration}
     console.print(claim.name)
     for name, text in lines.items():
-        console.print(f"  {name:<13}{text}", soft_wrap=True)
+        if text:
+            console.print(f"  {name:<13}{text}", soft_wrap=True)

@@ -163,16 +163,26 @@ def _list(arguments: list[str]) -> None:
     print_catalogue(folder, Terminal())
 
 
-def _claims(arguments: list[str]) -> None:
-    parser = _parser("claims")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="all that is known of these; default: a line for each")
-    parser.add_argument("--tag", metavar="TAG", help="those with it, such as formats, optimizers or costs")
+def _claims(arguments: list[str]) -> int | None:
+    act = arguments[0] if arguments[:1] in (["run"], ["verdict"]) else ""
+    parser = Parser(prog=f"{PROGRAM} claims {act}".rstrip(), description=OWN["claims"].help)
+    if act == "verdict":
+        parser.add_argument("out", metavar="OUT", type=Path, help="results folder of claims run")
+    what = {"": "all that is known of these; default: a line for each", "run": "which; default: all that take trials"}
+    parser.add_argument("names", metavar="NAME", nargs="*", help=what.get(act, "which; default: all registered there"))
+    if act != "verdict":
+        parser.add_argument("--tag", metavar="TAG", help="those with it, such as formats, optimizers or learning_rate")
     parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="with claims of your own, in DIR/claim/")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments[1:] if act else arguments)
     from harness.basics.terminal import Terminal
-    from sweeps.commands.claims import print_claims
+    from sweeps.commands import claims
 
-    print_claims(options.names, options.tag, options.config_dir, Terminal())
+    if act == "verdict":
+        return claims.print_verdicts(options.out, options.names, options.config_dir, Terminal())
+    if act == "run":
+        return claims.run_claims(options.names, options.tag, options.config_dir, Terminal())
+    claims.print_claims(options.names, options.tag, options.config_dir, Terminal())
+    return None
 
 
 def _analysis(name: str, arguments: list[str]) -> int:

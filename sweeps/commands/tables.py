@@ -41,7 +41,7 @@ def with_tables(page: str) -> str:
             problems.reasons[f"{given}: no such part of the page; allowed: {allowed}"] = None
     if tags := {tag for group, tag in sections if group == "claim"}:
         for claim in claims().values():
-            if not tags.intersection(claim.tags):
+            if claim.check and not tags.intersection(claim.tags):
                 allowed = f"allowed: {', '.join(sorted(tags))}"
                 problems.reasons[
                     f"claim={claim.name}: tags={shown(claim.tags)}: no such part of the page; {allowed}"
@@ -60,7 +60,7 @@ def with_tables(page: str) -> str:
 
 def _claims(tag: str) -> list[str]:
     lines = ["| claim | verdict | because | source |", "|---|---|---|---|"]
-    for claim in chosen([], tag):
+    for claim in (claim for claim in chosen([], tag) if claim.check):
         answer = CHECKS[claim.check]()
         lines.append(f"| {claim.claim} | {answer.verdict} | {answer.words} | {claim.source} |")
     return lines

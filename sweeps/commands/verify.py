@@ -11,12 +11,14 @@ from rich.console import Console
 from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage import last_weights
+from harness.storage.json_seal import sealed_record
 from harness.storage.kept_states import damaged_states, is_state
 from harness.storage.progress_files import PLAN, read_asked
-from harness.storage.records import Missing, Unreadable
+from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import MARKER, ResultsPath
 from harness.storage.stored import STORE, DamagedStore, PackInfo, damage, pack_of, read_root
 from harness.storage.zarr_files import METADATA, chunk_key, strict_json
+from sweeps.claims.registration import REGISTERED, Registration
 from sweeps.running.claims import CLAIMS, LEDGER, TURN, lines_of
 
 
@@ -51,6 +53,7 @@ def verify(out: Path, console: Console) -> int:
         *last_weights.damaged_weights(out),
         *damaged_states(folder),
     ]
+    damaged += list(_registered(folder, covered))
     covered |= {name for name in _files(folder) if last_weights.is_file(name) or is_state(name)}
     others = [name for name in _files(folder) if name not in covered]
     for line in damaged:
@@ -84,6 +87,16 @@ def _roots(out: Path, folder: ResultsPath) -> Iterator[str]:
         ResultsPath.open(out)
     except ConfigError as error:
         yield str(error) if (folder / MARKER).exists() else f"{folder / MARKER}: is missing"
+
+
+def _registered(folder: ResultsPath, covered: set[str]) -> Iterator[str]:
+    """What is wrong with the registrations of claims, which are covered."""
+    for entry in (folder / REGISTERED).entries():
+        covered.add(f"{REGISTERED}/{entry.name}")
+        try:
+            sealed_record(read_bytes(entry.path), Registration, entry.path)
+        except (Missing, Unreadable) as error:
+            yield str(error)
 
 
 def _arrays(pack: PackInfo) -> Iterator[str]:

@@ -207,11 +207,11 @@ def _never_kept(trials: Sequence[Trial]) -> Iterator[str]:
 
 def _keep_plan(folder: ResultsPath, asked: Set[str], is_added: bool) -> None:
     """What was asked for, and in which words; what `is_added` belongs to the command before."""
-    question, words = current().question, current().words
+    question, words = ("", None) if is_added else (current().question, current().words)
     if is_added:
         with contextlib.suppress(Unreadable):
             before = read_asked(folder.root)
-            asked, question, words = asked | set(before.trials), before.question, before.words or ()
+            asked, question, words = asked | set(before.trials), before.question, before.words
     write_plan(folder, asked, question, words)
 
 

@@ -1,0 +1,105 @@
+"""Verdicts on measured effects: from intervals, in one look or two, and over many claims at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided"
+NOT_HERE = "not at this scale"
+LOOKS = (0.005, 0.043)
+"""Two-sided levels of a first look and of one at twice the seeds, together at most 5%: those of O'Brien & Fleming 1979
+(0.0052 and 0.048), a little less for variances that few seeds estimate."""
+CONFIDENCE = 0.95
+DISCOVERIES = 0.10  # false ones among those of many claims
+Claimed = Literal["below", "above", "within"]
+
+
+@dataclass(frozen=True)
+class JudgedEffect:
+    """A verdict on one effect: its mean over pairs of seeds, a 95% interval, and the p-value of the threshold."""
+
+    verdict: str
+    mean: float
+    low: float
+    high: float
+    pairs: int
+    p: float
+
+
+def judge(
+    differences: np.ndarray, claimed: Claimed, threshold: float, first: int, resolution: float = 0.0
+) -> JudgedEffect:
+    """The verdict on paired differences [pairs], of which the first look takes `first`, the second twice as many.
+
+    Confirmed: the whole interval lies on the claimed side of the threshold, or within its margin on both sides.
+    Refuted: the whole interval lies on the other side, or beyond the margin. Otherwise undecided. Intervals are
+    Student's t, at the level of the look, and wider by the `resolution` of one difference at both ends.
+    """
+    verdict, pairs = UNDECIDED, 0
+    for look, level in enumerate(LOOKS, start=1):
+        if len(differences) >= (enough := look * first) > 1:
+            pairs = enough
+            low, high = interval(differences[:pairs], 1 - level)
+            verdict = _told(low - resolution, high + resolution, claimed, threshold)
+        if verdict != UNDECIDED:
+            break
+    used = differences[:pairs] if pairs else differences
+    low, high = interval(used, CONFIDENCE)
+    mean = float(used.mean()) if len(used) else np.nan
+    worst = used + resolution if claimed == "below" else used - resolution
+    return JudgedEffect(
+        verdict, mean, low - resolution, high + resolution, len(used), _p_value(worst, claimed, threshold)
+    )
+
+
+def interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
+    """Student's t interval of the mean of `values` [n]; NaN for fewer than two, or where one is not finite."""
+    if len(values) < 2 or not np.isfinite(values).all():
+        return np.nan, np.nan
+    reach = stdtrit(len(values) - 1, (1 + confidence) / 2) * values.std(ddof=1) / len(values) ** 0.5
+    return float(values.mean() - reach), float(values.mean() + reach)
+
+
+def _told(low: float, high: float, claimed: Claimed, threshold: float) -> str:
+    if np.isnan(low):
+        return UNDECIDED
+    if claimed == "within":
+        is_confirmed, is_refuted = -threshold < low and high < threshold, low > threshold or high < -threshold
+    else:
+        below, above = high < threshold, low > threshold
+        is_confirmed, is_refuted = (below, above) if claimed == "below" else (above, below)
+    return CONFIRMED if is_confirmed else REFUTED if is_refuted else UNDECIDED
+
+
+def _p_value(values: np.ndarray, claimed: Claimed, threshold: float) -> float:
+    """One-sided, of the threshold or what lies beyond it on the other side; NaN of a margin, and where unknown."""
+    if claimed == "within" or len(values) < 2 or not np.isfinite(values).all():
+        return np.nan
+    error = values.std(ddof=1) / len(values) ** 0.5
+    if not error:
+        return 0.0 if (values.mean() < threshold) == (claimed == "below") and values.mean() != threshold else 1.0
+    t = (values.mean() - threshold) / error
+    return float(stdtr(len(values) - 1, t if claimed == "below" else -t))
+
+
+def together(verdicts: Sequence[str]) -> str:
+    """That of a claim from those of its cells: the one that all have, undecided where they differ."""
+    decided = {verdict for verdict in verdicts if verdict != NOT_HERE}
+    if not decided:
+        return NOT_HERE
+    return decided.pop() if len(decided) == 1 else UNDECIDED
+
+
+def discoveries(p: Sequence[float]) -> list[bool]:
+    """Which of many p-values are discoveries with at most 10% false ones (Benjamini & Hochberg 1995); NaN is none."""
+    known = [(value, number) for number, value in enumerate(p) if value == value]
+    known.sort()
+    small = [rank for rank, (value, _) in enumerate(known, 1) if value <= DISCOVERIES * rank / len(known)]
+    last = max(small, default=0)
+    found = {number for _, number in known[:last]}
+    return [number in found for number in range(len(p))]

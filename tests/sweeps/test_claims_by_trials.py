@@ -1,0 +1,296 @@
+"""Claims that trials decide: their files, what is compared, verdicts on simulated truth, and a run from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import analysis
+from harness.config import ConfigError
+from harness.storage.results_folder import ResultsPath
+from sweeps.claims import trained, verdicts
+from sweeps.claims.measured import METRICS
+from sweeps.claims.registered import claims
+from sweeps.claims.trained import registration_of, trials_of
+from sweeps.claims.verdicts import CONFIRMED, NOT_HERE, REFUTED, UNDECIDED, discoveries, interval, judge, together
+from sweeps.commands import console
+from tests.sweeps import command
+
+TINY = [
+    f"{key}={value}" for key, value in command.TINY.items() if not key.startswith(("hydra.", "pack.", "telemetry."))
+]
+MINE = {
+    "claim": "A tiny model with QK-norm trains as well",
+    "source": "Nobody et al.",
+    "tags": ["own"],
+    "sweep": [*TINY, "optim.lr=1e-3,1e30", "mitigation=none,qk_norm"],
+    "cells": ["width"],
+    "metric": "best_loss",
+    "of": {"mitigation": "qk_norm"},
+    "against": {"mitigation": "none"},
+    "claimed": "within",
+    "threshold": 5.0,
+    "unit": "nat/token",
+    "seeds": 4,
+    "control": {"metric": "lost", "above": 0.2, "because": "a rate has to be too large"},
+}
+ONE = "hydra.launcher.workers=1"
+
+
+def own(folder: Path, **changes: object) -> Path:
+    """A folder with a claim `mine`, which has these values in place of its own; None: without the key."""
+    (folder / "claim").mkdir(parents=True, exist_ok=True)
+    tree = {key: value for key, value in (MINE | changes).items() if value is not None}
+    (folder / "claim" / "mine.yaml").write_text(yaml.safe_dump(tree))
+    return folder
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = console.run(["claims", *words])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeds", [4, 8])
+def test_verdicts_on_simulated_truth(seeds: int) -> None:
+    """A null is confirmed in at most 2.5% of 4,000, twice the margin found in at least 90%, 95% of intervals hold it.
+
+    Seeds differ by ten times what is measured, so that only pairs can tell.
+    """
+    rng, margin, runs = np.random.default_rng(seeds), 1.0, 4000
+    told = {}
+    covered = []
+    for effect in (margin, 2 * margin):
+        found = []
+        for _ in range(runs):
+            seed = rng.normal(0, 10, 2 * seeds)
+            of, against = (seed + rng.normal(0, 0.5, 2 * seeds) for _ in range(2))
+            differences = of + effect - against
+            found.append(judge(differences, "above", margin, seeds).verdict)
+            low, high = interval(differences[:seeds], 0.95)
+            covered.append(low <= effect <= high)
+        told[effect] = {verdict: found.count(verdict) / runs for verdict in (CONFIRMED, REFUTED, UNDECIDED)}
+    allowed = 3 * (0.025 * 0.975 / runs) ** 0.5  # of the simulation itself
+    assert told[margin][CONFIRMED] <= 0.025 + allowed and told[margin][REFUTED] <= 0.025 + allowed, told
+    assert told[2 * margin][CONFIRMED] >= 0.9 and told[2 * margin][REFUTED] <= 0.005, told
+    assert 0.93 <= np.mean(covered) <= 0.97
+
+
+@pytest.mark.parametrize(
+    ("values", "claimed", "threshold", "expected"),
+    [
+        ([-1.0, -1.1, -0.9, -1.0], "below", 0.0, CONFIRMED),
+        ([1.0, 1.1, 0.9, 1.0], "below", 0.0, REFUTED),
+        ([1.0, 1.1, 0.9, 1.0], "above", 0.0, CONFIRMED),
+        ([1.0, 1.1, 0.9, 1.0], "above", 1.0, UNDECIDED),
+        ([0.01, -0.01, 0.02, -0.02], "within", 0.5, CONFIRMED),
+        ([2.0, 2.1, 1.9, 2.0], "within", 0.5, REFUTED),
+        ([-2.0, -2.1, -1.9, -2.0], "within", 0.5, REFUTED),
+        ([0.5, 0.6, 0.4, 0.5], "within", 0.5, UNDECIDED),
+        ([np.nan, 1.0, 1.0, 1.0], "above", 0.0, UNDECIDED),
+        ([1.0], "above", 0.0, UNDECIDED),
+        ([], "above", 0.0, UNDECIDED),
+    ],
+)
+def test_a_verdict(values: list[float], claimed: str, threshold: float, expected: str) -> None:
+    assert judge(np.array(values), claimed, threshold, 4).verdict == expected
+
+
+def test_a_second_look_takes_twice_the_seeds_and_no_more() -> None:
+    noisy = np.array([2.0, -1.5, 2.5, -1.0])
+    assert judge(noisy, "above", 0.0, 4).verdict == UNDECIDED
+    clear = np.concatenate([noisy, np.full(4, 2.0)])
+    judged = judge(np.concatenate([clear, np.full(8, -9.0)]), "above", 0.0, 4)
+    assert judged.pairs == 8 and judged.mean == pytest.approx(clear.mean()), "what comes after is not looked at"
+    assert judge(clear[:7], "above", 0.0, 4).pairs == 4
+
+
+def test_an_effect_within_the_resolution_is_undecided() -> None:
+    """Three seeds that agree on neighbouring rates say no more than that the edge moved by at most two steps."""
+    same = np.full(8, np.log(2.0))
+    assert judge(same, "above", 0.0, 8).verdict == CONFIRMED
+    judged = judge(same, "above", 0.0, 8, resolution=float(np.log(2.0)))
+    assert judged.verdict == UNDECIDED and (judged.low, judged.high) == pytest.approx((0.0, np.log(4.0)))
+    assert judge(np.full(8, np.log(5.0)), "above", 0.0, 8, resolution=float(np.log(2.0))).verdict == CONFIRMED
+
+
+def test_claims_over_cells_and_many_claims_at_once() -> None:
+    assert together([CONFIRMED, CONFIRMED]) == CONFIRMED
+    assert together([CONFIRMED, REFUTED]) == UNDECIDED == together([CONFIRMED, UNDECIDED])
+    assert together([NOT_HERE, REFUTED]) == REFUTED and together([NOT_HERE]) == NOT_HERE == together([])
+    p = [0.001, 0.9, 0.02, 0.2, float("nan")]
+    assert discoveries(p) == [True, False, True, False, False]
+    assert discoveries([0.06, 0.06]) == [True, True] and discoveries([]) == []
+
+
+# --- what is compared --------------------------------------------------------------------------------------------
+
+
+def table(rows: list[tuple[int, float, float, str]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["seed", "lr", "capped_loss", "outcome"])
+
+
+def test_the_numbers_of_each_seed() -> None:
+    rows = table(
+        [
+            *((100, 0.1, 3.0, "trained"), (100, 0.2, 2.0, "trained"), (100, 0.4, 5.0, "divergent")),
+            *((101, 0.1, 3.0, "trained"), (101, 0.2, 5.0, "divergent"), (101, 0.4, 4.0, "trained")),
+            (102, 0.1, 3.0, "trained"),  # lacks rates
+        ]
+    )
+    values = {name: metric.values(rows).to_dict() for name, metric in METRICS.items()}
+    assert values["best_loss"] == {100: 3.0, 101: 3.0}, "at the rate that is best on average"
+    assert values["sensitivity"] == pytest.approx({100: 10 / 3 - 2, 101: 4 - 3})
+    assert values["lost"] == pytest.approx({100: 1 / 3, 101: 1 / 3})
+    assert values["stable_rate"] == pytest.approx({100: np.log(0.2), 101: np.log(0.1)}), "with all smaller ones"
+    assert METRICS["stable_rate"].resolution(rows) == pytest.approx(np.log(2))
+    ends = table(
+        [(1, 0.1, 1.0, "divergent"), (1, 0.2, 1.0, "divergent"), (2, 0.1, 1, "trained"), (2, 0.2, 1, "trained")]
+    )
+    assert METRICS["stable_rate"].values(ends).to_dict() == pytest.approx({1: np.log(0.05), 2: np.log(0.2)})
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"metric": "los"}, "metric=los: unknown metric; did you mean lost?"),
+        ({"control": None}, "control: is missing; allowed: claim, source, tags, sweep, cells, metric"),
+        ({"control": {"metric": "lost"}}, "control.above: is missing; allowed: metric, above, because"),
+        ({"control": MINE["control"] | {"metric": "x"}}, "control.metric=x: unknown control.metric"),
+        ({"unit": "share"}, "unit=share: not that of best_loss; allowed: nat/token"),
+        ({"unit": None}, "unit: is missing"),
+        ({"claimed": "lower"}, "claimed=lower: unknown; allowed: below, above, within"),
+        ({"seeds": 2}, "seeds=2: out of range; allowed: 4 to 64"),
+        ({"seeds": 4.5}, "seeds=4.5: not a whole number"),
+        ({"threshold": "1"}, "threshold='1': not a number"),
+        ({"sweep": ["seed=1"]}, "sweep: has a seed, an out or a study"),
+        ({"sweep": [3]}, "sweep=[3]: not words"),
+        ({"of": {"mitigation": "none"}}, "the same as against; allowed: two arms"),
+        ({"metric": "stable_rate", "unit": "ratio", "threshold": 0.0}, "threshold=0.0: no ratio; allowed: above 0"),
+        ({"extra": 1}, "extra: unknown key"),
+    ],
+)
+def test_a_bad_claim_is_a_line_for_each_reason(tmp_path: Path, changes: dict, reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        claims(own(tmp_path, **changes))
+    assert any(reason in line and "mine.yaml" in line for line in error.value.reasons), error.value.reasons
+
+
+def test_a_cell_that_cannot_run_is_told(tmp_path: Path, capsys) -> None:
+    folder = own(tmp_path, sweep=["model.width=30", "mitigation=none,qk_norm"])
+    status, said, err = call(capsys, "run", "mine", f"out={tmp_path / 'out'}", "--config-dir", str(folder))
+    assert status == 2 and said == "" and "claim=mine: model.width=30: not divisible" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "qk_norm_sensitivity"), "out: given 0 times; allowed: once"),
+        (("run", "fp16_range", "out=o"), "NAME=fp16_range: is decided by arithmetic"),
+        (("run", "--tag", "costs", "out=o"), "--tag costs: none of its claims is decided by trials"),
+        (("run", "nope", "out=o"), "claim=nope: unknown claim"),
+        (("verdict", "/nowhere"), "/nowhere"),
+    ],
+)
+def test_wrong_words(capsys, words: tuple[str, ...], said: str) -> None:
+    status, _, err = call(capsys, *words)
+    assert status == 2 and said in err
+
+
+def test_ours_can_be_planned_and_share_trials() -> None:
+    known = [claim for claim in claims().values() if claim.trials is not None]
+    trials = {claim.name: {trial.id for trial in trials_of(claim)} for claim in known}
+    assert len(known) >= 6 and len(set().union(*trials.values())) < 0.8 * sum(map(len, trials.values()))
+    for claim in known:
+        assert trials[claim.name] < {trial.id for trial in trials_of(claim, look=2)}, claim.name
+        seeds = {trial.seed for trial in trials_of(claim)}
+        assert seeds == set(range(100, 100 + claim.trials.seeds)), "fresh ones"
+
+
+# --- from end to end ---------------------------------------------------------------------------------------------
+
+
+def test_a_claim_is_registered_trained_and_judged(tmp_path: Path, capsys) -> None:
+    folder, out = own(tmp_path), tmp_path / "out"
+    words = ("run", "mine", f"out={out}", "--config-dir", str(folder), ONE)
+    status, said, err = call(capsys, *words)
+    assert status == 0, err
+    assert "16 trials in all" in said and "confirmed" in said and "exploratory" not in said
+    claim = claims(folder)["mine"]
+    known = registration_of(ResultsPath.open(out), claim)
+    assert known is not None and known.registration == claim.registration
+    page = (out / "claims.md").read_text()
+    assert "**confirmed**. Source: Nobody et al." in page and claim.registration in page
+    assert (out / "figures" / "claim_mine.png").read_bytes()[:4] == b"\x89PNG"
+    # The effect is the difference of the means, seed by seed.
+    sweep = analysis.open_sweep(out)
+    small = sweep.sel(trial=sweep.lr == 1e-3)
+    losses = {name: small.final_validation_loss.values[small.mitigation.values == name] for name in ("none", "qk_norm")}
+    (verdict,) = trained.verdicts(out, [claim])
+    (cell,) = verdict.cells
+    assert cell.judged.mean == pytest.approx(losses["qk_norm"].mean() - losses["none"].mean(), abs=1e-6)
+    lost = (sweep.outcome.values != "trained")[sweep.mitigation.values == "none"]
+    assert cell.control == lost.mean() > 0.2 and cell.is_acting and cell.judged.pairs == 4
+    # Again: nothing is trained, and the same is said.
+    status, again, _ = call(capsys, *words)
+    assert status == 0 and "0 to train" in again
+    assert call(capsys, "verdict", str(out), "mine", "--config-dir", str(folder))[0] == 0
+    assert console.run(["verify", str(out)]) == 0
+
+
+def test_what_is_older_than_its_registration_is_exploratory(tmp_path: Path, capsys) -> None:
+    """Trials that were there before, and a claim whose text or threshold was changed since."""
+    folder, out = own(tmp_path), tmp_path / "out"
+    sweep = command.call("study=grid", f"out={out}", *MINE["sweep"], "seed=range(100,104)", ONE)
+    assert sweep.status == 0, sweep.err
+    words = ("run", "mine", f"out={out}", "--config-dir", str(folder), ONE)
+    assert "confirmed (exploratory)" in call(capsys, *words)[1]
+    fresh = tmp_path / "fresh"
+    words = ("run", "mine", f"out={fresh}", "--config-dir", str(folder), ONE)
+    assert "exploratory" not in call(capsys, *words)[1]
+    own(tmp_path, threshold=4.0)
+    assert "confirmed (exploratory)" in call(capsys, "verdict", str(fresh), "mine", "--config-dir", str(folder))[1]
+
+
+def test_without_the_failure_of_the_control_nothing_is_refuted(tmp_path: Path, capsys) -> None:
+    folder, out = own(tmp_path, sweep=[*TINY, "optim.lr=1e-3,2e-3", "mitigation=none,qk_norm"]), tmp_path / "out"
+    said = call(capsys, "run", "mine", f"out={out}", "--config-dir", str(folder), ONE)[1]
+    assert NOT_HERE in said and ": too little" in said and "refuted" not in said
+
+
+def test_undecided_takes_twice_the_seeds_once(tmp_path: Path, capsys) -> None:
+    folder, out = own(tmp_path, claimed="below", threshold=0.0), tmp_path / "out"
+    said = call(capsys, "run", "mine", f"out={out}", "--config-dir", str(folder), ONE)[1]
+    if "undecided: twice the seeds" in said:
+        assert set(analysis.open_sweep(out).seed.values) == set(range(100, 108))
+    else:
+        assert set(analysis.open_sweep(out).seed.values) == set(range(100, 104))
+
+
+def test_a_damaged_registration_is_named(tmp_path: Path, capsys) -> None:
+    folder, out = own(tmp_path), tmp_path / "out"
+    words = ("--config-dir", str(folder))
+    assert call(capsys, "run", "mine", f"out={out}", *words, ONE)[0] == 0
+    file = out / "registered" / "mine.json"
+    record = json.loads(file.read_text())
+    file.write_text(file.read_text().replace(record["registration"], "0" * 16))
+    status, _, err = call(capsys, "verdict", str(out), "mine", *words)
+    assert status == 2 and str(file) in err
+    assert console.run(["verify", str(out)]) == 1
+    assert str(file) in capsys.readouterr().out
+
+
+def test_the_levels_of_both_looks_are_five_percent_together() -> None:
+    assert sum(verdicts.LOOKS) < 0.05 and verdicts.LOOKS[0] < verdicts.LOOKS[1]
