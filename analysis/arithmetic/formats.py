@@ -16,7 +16,6 @@ TYPES = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
-WORDS = {torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
 def dtype_of(format_: str) -> torch.dtype:

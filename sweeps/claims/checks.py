@@ -301,4 +301,5 @@ def cost_of_an_incident() -> Answer:
     """550 steps at a price for an hour."""
     told, right = 550 * 1.10 / 3600, costs.money(550, 0.5, 1, 1.10)
     words = f"550 x $1.10 / 3600 = ${told:.2f} takes a step for a second; at half a second it is ${right:.3f}"
-    return _answer(False, words, told=told, right=right)
+    holds = all(math.isclose(told, costs.money(550, seconds, 1, 1.10)) for seconds in (0.5, 1.0, 6.0))
+    return _answer(holds, words, told=told, right=right)

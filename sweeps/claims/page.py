@@ -39,16 +39,18 @@ def write_page(out: Path, found: Sequence[Verdict]) -> Path:
         lines += [f"    stability-harness claims run {one.claim.name} out={out}", ""]
         rows = [EffectRow(cell.cell, cell.judged.mean, cell.judged.low, cell.judged.high) for cell in one.cells]
         if rows:
-            lines += [f"![{one.claim.claim}](figures/{_drawn(out, one, rows, f'{test.metric} [{unit}]')})", ""]
+            lines += [f"![{one.claim.claim}](figures/{_drawn(out, one, rows)})", ""]
     (ResultsPath.open(out) / "claims.md").write("\n".join(lines).encode())
     return out / "claims.md"
 
 
-def _drawn(out: Path, one: Verdict, rows: Sequence[EffectRow], xlabel: str) -> str:
+def _drawn(out: Path, one: Verdict, rows: Sequence[EffectRow]) -> str:
     """Draw the effects of a claim in the folder; the file's name."""
     test = one.claim.trials
     assert test is not None
-    is_ratio = METRICS[test.metric].is_ratio
+    is_ratio, unit = METRICS[test.metric].is_ratio, METRICS[test.metric].unit
+    both = f"{', '.join(test.of)} {'over' if is_ratio else 'less'} {', '.join(test.against)}"
+    xlabel = f"{test.metric}, {both} [{unit}]"
     marks = (-test.threshold, test.threshold) if test.claimed == "within" else (test.threshold,)
     drawing = effects(rows, xlabel, one.claim.claim, "", marks, is_ratio)
     name = f"claim_{one.claim.name}.png"

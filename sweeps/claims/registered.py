@@ -69,11 +69,13 @@ class RegisteredClaim:
     check: str = ""
     trials: TrialTest | None = None
     opposite: str = ""  # who says otherwise
+    folder: Path | None = None  # where it is a file, with whatever its sweep names; None: ours, or a package's
 
     @property
     def registration(self) -> str:
         """A hash of all that it says: of another text, source or test it is another."""
-        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        told = dataclasses.asdict(dataclasses.replace(self, folder=None))
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def claims(folder: Path | None = None) -> dict[str, RegisteredClaim]:
@@ -87,7 +89,7 @@ def claims(folder: Path | None = None) -> dict[str, RegisteredClaim]:
             with problems.collect():
                 if name in found:
                     raise ConfigError(f"{file}: there is a claim of that name already; allowed: another name")
-                found[name] = _claim(name, file)
+                found[name] = dataclasses.replace(_claim(name, file), folder=folder if place == folder else None)
     problems.check()
     return found
 

@@ -76,9 +76,10 @@ def trials_of(claim: RegisteredClaim, look: int = 1) -> list[Trial]:
     seeds = look * test.seeds
     words = ["study=grid", *test.sweep, f"seed=range({FIRST_SEED},{FIRST_SEED + seeds})"]
     try:
-        config, _ = check_command_line(words)
-        loader = config_loader()
-        with calling(Call()):
+        own = [f"--config-dir={claim.folder.absolute()}"] if claim.folder else []
+        config, _ = check_command_line([*own, *words])
+        loader = config_loader(claim.folder)
+        with calling(Call(claim.folder)):
             jobs = expand(config.hydra.sweeper.params, list(config.hydra.overrides.task), loader)
             asked = frozenset(text.partition("=")[0] for text in words)
             return Composer(loader, "grid", asked).trials(jobs)

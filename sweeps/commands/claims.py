@@ -88,7 +88,8 @@ def print_verdicts(out: Path, names: Sequence[str], folder: Path | None, console
     if not listed:
         raise ConfigError(f"out={out}: no claim was registered there; allowed: NAME, or claims run NAME out={out}")
     found = verdicts(out, [known[name] for name in listed])
-    are_found = discoveries([_worst_p(one) for one in found])
+    p = [_worst_p(one) for one in found]  # of a margin there is none
+    are_found = [is_found or value != value for value, is_found in zip(p, discoveries(p), strict=True)]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("name", "verdict", "cell", "effect [95%]", "seeds", "control"):
         table.add_column(heading, no_wrap=heading != "name")

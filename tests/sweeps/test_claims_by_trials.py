@@ -219,6 +219,18 @@ def test_ours_can_be_planned_and_share_trials() -> None:
         assert seeds == set(range(100, 100 + claim.trials.seeds)), "fresh ones"
 
 
+def test_a_claim_may_be_of_parts_beside_it(tmp_path: Path) -> None:
+    folder = own(tmp_path, sweep=[*TINY, "mitigation=none,mine"], of={"mitigation": "mine"})
+    command.write_yaml(folder, "mitigation/mine.yaml", "optim: {clip: 0.5}\n")
+    claim = claims(folder)["mine"]
+    assert {trial.mitigation for trial in trials_of(claim)} == {"none", "mine"}
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "claim").mkdir(parents=True)
+    (elsewhere / "claim" / "mine.yaml").write_text((folder / "claim" / "mine.yaml").read_text())
+    command.write_yaml(elsewhere, "mitigation/mine.yaml", "optim: {clip: 0.5}\n")
+    assert claims(elsewhere)["mine"].registration == claim.registration, "wherever its file is"
+
+
 # --- from end to end ---------------------------------------------------------------------------------------------
 
 
