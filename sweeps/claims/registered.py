@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from harness.config import ConfigError, Problems
+from harness.config import ConfigError, Problems, shown
 from sweeps.claims.checks import CHECKS
 from sweeps.claims.measured import METRICS
 from sweeps.claims.verdicts import Claimed
@@ -146,7 +146,7 @@ def _test(file: Path, tree: Mapping[str, Any]) -> TrialTest:
     if tree["of"] == tree["against"]:
         problems.reasons[f"{file}: of={tree['of']}: the same as against; allowed: two arms"] = None
     problems.check()
-    arms = (tuple(f"{key}={value}" for key, value in tree[arm].items()) for arm in ("of", "against"))
+    arms = (tuple(f"{key}={shown(value)}" for key, value in tree[arm].items()) for arm in ("of", "against"))
     of, against = arms
     return TrialTest(
         tuple(tree["sweep"]),

@@ -82,7 +82,10 @@ def trials_of(claim: RegisteredClaim, look: int = 1) -> list[Trial]:
         with calling(Call(claim.folder)):
             jobs = expand(config.hydra.sweeper.params, list(config.hydra.overrides.task), loader)
             asked = frozenset(text.partition("=")[0] for text in words)
-            return Composer(loader, "grid", asked).trials(jobs)
+            composer = Composer(loader, "grid", asked)
+            trials = composer.trials(jobs)
+            composer.notices(trials, "refuse")  # what cannot act has nothing to say
+            return trials
     except ConfigError as error:
         raise ConfigError(*(f"claim={claim.name}: {reason}" for reason in error.reasons)) from None
 

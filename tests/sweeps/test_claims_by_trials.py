@@ -219,6 +219,18 @@ def test_ours_can_be_planned_and_share_trials() -> None:
         assert seeds == set(range(100, 100 + claim.trials.seeds)), "fresh ones"
 
 
+def test_an_arm_that_cannot_act_is_refused(tmp_path: Path) -> None:
+    folder = own(tmp_path, sweep=[*TINY, "mitigation=none,zclip"], of={"mitigation": "zclip"})
+    with pytest.raises(ConfigError, match="claim=mine: mitigation=zclip: .* nothing is clipped in 6 steps"):
+        trials_of(claims(folder)["mine"])
+
+
+def test_null_is_a_level_as_on_the_command_line(tmp_path: Path) -> None:
+    folder = own(tmp_path, sweep=[*TINY, "optim.clip=null,1"], of={"clip": 1}, against={"clip": None})
+    test = claims(folder)["mine"].trials
+    assert test is not None and (test.of, test.against) == (("clip=1",), ("clip=null",))
+
+
 def test_a_claim_may_be_of_parts_beside_it(tmp_path: Path) -> None:
     folder = own(tmp_path, sweep=[*TINY, "mitigation=none,mine"], of={"mitigation": "mine"})
     command.write_yaml(folder, "mitigation/mine.yaml", "optim: {clip: 0.5}\n")
