@@ -9,7 +9,9 @@ from harness.config import ConfigError
 from sweeps.compose.arguments import folder_of, options_of
 from sweeps.compose.run_length import keys_of
 
-VALUE = re.compile(r"(?<![\w.=-])([a-z_]+(?:\.[a-z_0-9]+)+|fault|mitigation|recipe|seed|detect|playbook)=[^\s:;,]+")
+VALUE = re.compile(
+    r"(?<![\w.=-])([a-z_]+(?:\.[a-z_0-9]+)+|fault|mitigation|recipe|seed|detect|playbook)=[^\s:;]*[^\s:;,]"
+)
 
 
 def with_origins(error: ConfigError, arguments: Sequence[str]) -> ConfigError:
@@ -31,5 +33,6 @@ def with_origins(error: ConfigError, arguments: Sequence[str]) -> ConfigError:
     reasons = []
     for reason in error.reasons:
         why, allowed, rest = reason.partition("; allowed:")
-        reasons.append(VALUE.sub(told, why) + allowed + rest)
+        is_told = reason.startswith(f"study={study}: ")
+        reasons.append(reason if is_told else VALUE.sub(told, why) + allowed + rest)
     return ConfigError(*reasons)

@@ -19,8 +19,16 @@ FILES = {
     "study/range.yaml": ("optim: {beta2: 1.5}", "study=range: optim.beta2=1.5: out of range", "allowed: >= 0 and < 1"),
     "study/flat.yaml": ("optim: 3", "study=flat: optim=3: unknown key", "allowed: "),
     "study/device.yaml": ("device: tpu", "device=tpu: out of range", "allowed: auto, cpu, cuda"),
-    "study/axis.yaml": ("hydra: {sweeper: {params: {optim.rl: '1,2'}}}", "optim.rl=1,2: unknown key", "optim.lr"),
-    "study/value.yaml": ("hydra: {sweeper: {params: {optim.lr: '1,fast'}}}", "optim.lr=fast: wrong type", "a number"),
+    "study/axis.yaml": (
+        "hydra: {sweeper: {params: {optim.rl: '1,2'}}}",
+        "optim.rl=1,2 (of study=axis): unknown key",
+        "optim.lr",
+    ),
+    "study/value.yaml": (
+        "hydra: {sweeper: {params: {optim.lr: '1,fast'}}}",
+        "optim.lr=fast (of study=value): wrong type",
+        "a number",
+    ),
     "study/run.yaml": ("hydra: {sweeper: {params: {device: cpu}}}", "device=cpu: belongs to the run", "allowed"),
     "study/fault.yaml": ("fault: {bit: 3}", "study=fault: fault.bit=3: belongs under hydra.sweeper.params", "allowed"),
     "study/named.yaml": ("mitigation: qk_norm", "study=named: mitigation=qk_norm: belongs under", "allowed"),

@@ -71,7 +71,11 @@ CASES = {
         "allowed: 0 to 255",
     ),
     "strike after the end": (["fault=weight_bit", "fault.start=6"], "fault.start=6: after the last", "allowed: 0 to 5"),
-    "fault's default after the end": (["fault=rare_tokens"], "fault.start=100: after the last step", "allowed: 0 to 5"),
+    "fault's default after the end": (
+        ["fault=rare_tokens"],
+        "fault.start=100 (the default): after the last step",
+        "allowed: 0 to 5, such as fault.start=3",
+    ),
     "field without a fault": (["fault.bit=3"], "fault.bit=3: reaches no trial, because fault=none", "another fault"),
     "field of another fault": (
         ["fault=rare_tokens", "fault.start=2", "fault.bit=3"],

@@ -151,7 +151,8 @@ def test_initial_weights_are_a_seed(made: dict[str, Path]) -> None:
 
 def test_time_that_was_not_measured_costs_not_nothing(made: dict[str, Path]) -> None:
     ended = check(["incidents", str(made["several runs"])])
-    assert "in time and money not known" in ended.out.splitlines()[-1]
+    cost, following = ended.out.splitlines()[-2:]
+    assert "in time and money not known" in cost and following.startswith("Next: stability-harness postmortem ")
 
 
 def test_folders_are_what_their_names_say(made: dict[str, Path]) -> None:
