@@ -14,14 +14,15 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from harness.config import ConfigError
-from harness.storage.checkpoint import VERSION, Saved, checked_path, saved_in
 from harness.storage.results_folder import ResultsPath
-from harness.storage.sealed import Damaged, read_sealed, values_of, write_sealed
+
+if TYPE_CHECKING:  # both load torch, which `verify` of a folder without states does not need
+    from torch import Tensor
+
+    from harness.storage.checkpoint import Saved
 
 STATES = "states"
 _PACK, _FILE = re.compile(r"[0-9a-f]{16}"), re.compile(r"([0-9]{1,12})\.safetensors")
@@ -41,6 +42,9 @@ class KeptState:
 
     def read(self) -> Saved:
         """All of it. Raises ConfigError where it is damaged."""
+        from harness.storage.checkpoint import VERSION, checked_path, saved_in
+        from harness.storage.sealed import read_sealed
+
         with _named(self.file):
             return saved_in(*read_sealed(checked_path(self.file), VERSION))
 
@@ -61,6 +65,9 @@ class StateKeeper:
         """Keep the state before a step, which is pass `number` next. Where that fails it warns; the run goes on."""
         from safetensors import SafetensorError
 
+        from harness.storage.checkpoint import VERSION
+        from harness.storage.sealed import write_sealed
+
         content = {"step": number, "about": {**self.about, "kept": step}, "values": values}
         try:
             self.place.make_folder()
@@ -76,7 +83,7 @@ def kept_states(folder: ResultsPath) -> list[KeptState]:
     states = []
     for file in _files(folder):
         with _named(file):
-            about = values_of(checked_path(file), VERSION)["about"]
+            about = _about(file)
             states.append(KeptState(file, int(about["kept"]), about))
     return sorted(states, key=lambda state: (-state.step, state.file.parent.name))
 
@@ -93,8 +100,8 @@ def copy_states(source: ResultsPath, folder: ResultsPath, trials: AbstractSet[st
 def remove_states(folder: ResultsPath, left: Collection[str]) -> None:
     """Take those away that have no trial that is left."""
     for file in list(_files(folder)):
-        with contextlib.suppress(Damaged, OSError, ConfigError, KeyError, TypeError):
-            if set(values_of(checked_path(file), VERSION)["about"]["ids"]) & set(left):
+        with contextlib.suppress(ConfigError), _named(file):
+            if set(_about(file)["ids"]) & set(left):
                 continue
             file.unlink()
     for place in (folder / STATES).entries():
@@ -106,8 +113,7 @@ def damaged_states(folder: ResultsPath) -> Iterator[str]:
     """What is wrong with the states in a results folder, a line for each file."""
     for file in _files(folder):
         try:
-            with _named(file):
-                read_sealed(checked_path(file), VERSION)
+            KeptState(file, 0, {}).read()
         except ConfigError as error:
             yield str(error)
 
@@ -124,11 +130,24 @@ def _files(folder: ResultsPath) -> Iterator[ResultsPath]:
             yield from (file for file in place.entries() if _FILE.fullmatch(file.name))
 
 
+def _about(file: ResultsPath) -> dict[str, Any]:
+    """Whose it is, without its tensors."""
+    from harness.storage.checkpoint import VERSION, checked_path
+    from harness.storage.sealed import values_of
+
+    about: dict[str, Any] = values_of(checked_path(file), VERSION)["about"]
+    return about
+
+
 @contextlib.contextmanager
 def _named(file: ResultsPath) -> Iterator[None]:
     """Raises ConfigError for what reading objects to."""
+    from harness.storage.sealed import Damaged
+
     try:
         yield
+    except ConfigError:
+        raise
     except (Damaged, OSError, KeyError, TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, Damaged) else f"cannot be read ({error})"
         raise ConfigError(f"{file}: {reason}; allowed: as a sweep has written it") from None

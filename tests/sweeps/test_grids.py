@@ -45,7 +45,7 @@ def test_a_command_line_has_the_last_word_and_equal_trials_are_one(tmp_path: Pat
 @pytest.mark.parametrize(
     ("grids", "start", "allowed"),
     [
-        ("{a: {optim.rl: '1,2'}}", "optim.rl=1,2: unknown key", "optim.lr"),
+        ("{a: {optim.rl: '1,2'}}", "optim.rl=1,2 (of study=wrong): unknown key", "optim.lr"),
         ("{a: {device: cpu}}", "device=cpu: belongs to the run", "what can be swept"),
         ("{a: {seed: [1, 2]}}", "study=wrong: hydra.sweeper.grids.a.seed: several values in brackets", "commas"),
         ("{a: {_target_: os.mkdir}}", "study=wrong: hydra.sweeper.grids: a._target_=os.mkdir: would be", "no _target_"),
