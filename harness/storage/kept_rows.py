@@ -10,7 +10,7 @@ import numpy as np
 from harness.storage.json_seal import SEAL
 from harness.storage.pack_info import CHECKSUMS, NAME, OF_COMPLETE, OF_TRIALS, PENDING, SINCE_6, is_once
 from harness.storage.results_folder import ResultsPath
-from harness.storage.store import ENDS, SIGNALS, Described, PackStore, Signal
+from harness.storage.store import ENDS, Described, PackStore, guarded_in
 from harness.storage.stored import STORE, DamagedStore, PackInfo, damage, pack_of, read_signal
 
 BLOCKS = 64  # that are in memory at a time
@@ -60,12 +60,7 @@ def write_rows(pack: PackInfo, rows: Sequence[int], name: str) -> None:
     attributes = kept | of_rows | {"steps_done": 0, "complete": False, NAME: name, CHECKSUMS: {}}
     attributes = {key: value for key, value in attributes.items() if key not in ended}
     signals = {key: array for key, array in pack.arrays.items() if not is_once(array)}
-    guarded = {
-        key: Signal(tuple(array["dimension_names"]), **array["attributes"])
-        for key, array in signals.items()
-        if key not in SIGNALS
-    }
-    store = PackStore(pack.place.parent / name, attributes, pack.steps, pack.layers, pack.block, guarded)
+    store = PackStore(pack.place.parent / name, attributes, pack.steps, pack.layers, pack.block, guarded_in(pack))
     store.install()
     done, length = pack.attributes["steps_done"], BLOCKS * pack.block
     for first in range(0, done, length):
@@ -91,13 +86,8 @@ def begin_longer(
     """
     first, _ = rows[0]
     signals = {key: array for key, array in first.arrays.items() if not is_once(array)}
-    guarded = {
-        key: Signal(tuple(array["dimension_names"]), **array["attributes"])
-        for key, array in signals.items()
-        if key not in SIGNALS
-    }
     about = (first.attributes["corpus"], first.attributes["environment"], first.block)
-    store = PackStore.create(folder, name, trials, steps, first.layers, *about, guarded)
+    store = PackStore.create(folder, name, trials, steps, first.layers, *about, guarded_in(first))
     packs = {pack.id: pack for pack, _ in rows}
     for begin in range(0, kept // first.block * first.block, BLOCKS * first.block):
         stop = min(begin + BLOCKS * first.block, kept // first.block * first.block)

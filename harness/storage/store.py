@@ -138,6 +138,15 @@ def check_store(out: Path, study: str) -> None:
             raise ConfigError(f"out={out}: holds results of study {root['study']}; allowed: {allowed}")
 
 
+def guarded_in(pack: PackInfo) -> dict[str, Signal]:
+    """The signals of a stored pack that its guards show and its readings give, beside `SIGNALS`."""
+    return {
+        name: Signal(tuple(array["dimension_names"]), **array["attributes"])
+        for name, array in pack.arrays.items()
+        if name not in SIGNALS | ENDS
+    }
+
+
 # --- one pack, written -------------------------------------------------------------------------------------------
 
 
@@ -241,15 +250,10 @@ class PackStore:
         if damaged := next(damage(old, whole_blocks), None):
             warnings.warn(f"{damaged[1]}; what its pack has trained since is trained again", stacklevel=2)
             return None
-        guarded = {
-            name: Signal(tuple(array["dimension_names"]), **array["attributes"])
-            for name, array in old.arrays.items()
-            if name not in SIGNALS | ENDS
-        }
         attributes = {name: value for name, value in old.attributes.items() if name != SEAL}
         if not old.is_listed:
             attributes |= {NAME: old.id, CHECKSUMS: found_checksums(old)}
-        return cls(old.place, attributes, old.steps, old.layers, old.block, guarded)
+        return cls(old.place, attributes, old.steps, old.layers, old.block, guarded_in(old))
 
     def damage(self) -> tuple[int, str] | None:
         """Of all that a complete pack has, the first chunk that is not as it was written: its first step, and words."""

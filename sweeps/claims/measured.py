@@ -13,15 +13,22 @@ from harness.objectives.outcome import TRAINED
 
 @dataclass(frozen=True)
 class SeedMetric:
-    """`values` of the rows of `analysis.measures.metrics.trial_table`, by seed; a ratio is of logarithms.
+    """`bounds` of the rows of `analysis.measures.metrics.trial_table`: `low` and `high`, by seed.
 
-    A difference of two is not known better than its `resolution`, which is added to both ends of its interval.
+    A seed's number lies between them; they are one where it was measured itself. A ratio is of logarithms.
     """
 
     unit: str
-    values: Callable[[pd.DataFrame], pd.Series]
+    bounds: Callable[[pd.DataFrame], pd.DataFrame]
     is_ratio: bool = False
-    resolution: Callable[[pd.DataFrame], float] = lambda table: 0.0
+
+
+def _measured(values: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    def bounds(table: pd.DataFrame) -> pd.DataFrame:
+        found = values(table)
+        return pd.DataFrame({"low": found, "high": found})
+
+    return bounds
 
 
 def _by_rate(table: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -41,24 +48,17 @@ def _sensitivity(table: pd.DataFrame) -> pd.Series:
     return losses.mean(axis=1) - losses.min(axis=1)
 
 
-def _stable_rate(table: pd.DataFrame) -> pd.Series:
-    """Logarithm of the largest rate at which a seed trained, with all smaller ones.
+def _stable_rate(table: pd.DataFrame) -> pd.DataFrame:
+    """Logarithms of the largest rate at which a seed trained, with all smaller ones, and of the next of the sweep.
 
-    Where all did it is that of the last rate, which the edge lies above; where none did, one step below the first.
+    The edge lies between both; above the last rate where the seed trained at all, and below the first where at none.
     """
     trained = _by_rate(table.assign(is_trained=(table["outcome"] == TRAINED).astype(float)), "is_trained")
     if not trained.size:
-        return trained.sum(axis=1)
-    rates = np.log(np.array(trained.columns, float))
+        return pd.DataFrame({"low": [], "high": []}, dtype=float)
+    ends = np.concatenate([[-np.inf], np.log(np.array(trained.columns, float)), [np.inf]])
     stable = np.minimum.accumulate(trained.to_numpy(), axis=1).sum(axis=1).astype(int)
-    steps = np.concatenate([[rates[0] - _step(table)], rates])
-    return pd.Series(steps[stable], index=trained.index)
-
-
-def _step(table: pd.DataFrame) -> float:
-    """By how much neighbouring rates differ, at most, in logarithms: an edge is not known better than that."""
-    rates = np.log(np.unique(table["lr"].to_numpy(float)))
-    return float(np.diff(rates).max()) if len(rates) > 1 else np.inf
+    return pd.DataFrame({"low": ends[stable], "high": ends[stable + 1]}, index=trained.index)
 
 
 def _lost(table: pd.DataFrame) -> pd.Series:
@@ -67,9 +67,9 @@ def _lost(table: pd.DataFrame) -> pd.Series:
 
 
 METRICS = {
-    "best_loss": SeedMetric("nat/token", _best_loss),
-    "sensitivity": SeedMetric("nat/token", _sensitivity),
-    "stable_rate": SeedMetric("ratio", _stable_rate, is_ratio=True, resolution=_step),
-    "lost": SeedMetric("share", _lost),
+    "best_loss": SeedMetric("nat/token", _measured(_best_loss)),
+    "sensitivity": SeedMetric("nat/token", _measured(_sensitivity)),
+    "stable_rate": SeedMetric("ratio", _stable_rate, is_ratio=True),
+    "lost": SeedMetric("share", _measured(_lost)),
 }
 """By name: what is compared between two arms, seed by seed."""

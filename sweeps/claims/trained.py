@@ -155,18 +155,19 @@ def _cells(test: TrialTest, own: xr.Dataset) -> Iterator[CellEffect]:
 def _effect(
     cell: str, test: TrialTest, metric: SeedMetric, control: SeedMetric, of: pd.DataFrame, against: pd.DataFrame
 ) -> CellEffect:
-    pairs = pd.concat([metric.values(of), metric.values(against)], axis=1, join="inner").sort_index()
-    differences = (pairs.iloc[:, 0] - pairs.iloc[:, 1]).dropna().to_numpy()
+    one, other = (metric.bounds(arm).add_prefix(name) for name, arm in (("of_", of), ("against_", against)))
+    pairs = one.join(other, how="inner").dropna().sort_index()
+    low = (pairs["of_low"] - pairs["against_high"]).to_numpy(float)
+    high = (pairs["of_high"] - pairs["against_low"]).to_numpy(float)
     threshold = float(np.log(test.threshold)) if metric.is_ratio else test.threshold
-    resolution = metric.resolution(against)
-    judged = judge(differences, test.claimed, threshold, test.seeds, resolution)
+    judged = judge(low, high, test.claimed, threshold, test.seeds)
     if metric.is_ratio:
-        mean, low, high = (float(np.exp(x)) for x in (judged.mean, judged.low, judged.high))
-        judged = dataclasses.replace(judged, mean=mean, low=low, high=high)
-    seen = control.values(against).to_numpy()
-    low, _ = interval(seen, 0.95)
+        mean, least, most = (float(np.exp(x)) for x in (judged.mean, judged.low, judged.high))
+        judged = dataclasses.replace(judged, mean=mean, low=least, high=most)
+    seen = control.bounds(against)["low"].to_numpy(float)
+    least, _ = interval(seen, 0.95)
     mean = float(seen.mean()) if len(seen) else np.nan
-    is_acting = bool((low if low == low else mean) > test.control.above)
+    is_acting = bool((least if least == least else mean) > test.control.above)
     return CellEffect(cell, judged, mean, is_acting)
 
 

@@ -31,30 +31,32 @@ class JudgedEffect:
     p: float
 
 
-def judge(
-    differences: np.ndarray, claimed: Claimed, threshold: float, first: int, resolution: float = 0.0
-) -> JudgedEffect:
-    """The verdict on paired differences [pairs], of which the first look takes `first`, the second twice as many.
+def judge(low: np.ndarray, high: np.ndarray, claimed: Claimed, threshold: float, first: int) -> JudgedEffect:
+    """The verdict on paired differences, of which the first look takes `first`, the second twice as many.
 
-    Confirmed: the whole interval lies on the claimed side of the threshold, or within its margin on both sides.
-    Refuted: the whole interval lies on the other side, or beyond the margin. Otherwise undecided. Intervals are
-    Student's t, at the level of the look, and wider by the `resolution` of one difference at both ends.
+    Each lies between `low` and `high` [pairs], which are equal where it was measured itself, and may be infinite. The
+    interval reaches from the lower end of that of `low` to the upper end of that of `high`; both are Student's t, at
+    the level of the look. Confirmed: all of it lies on the claimed side of the threshold, or within its margin on both
+    sides. Refuted: all of it lies on the other side, or beyond the margin. Otherwise undecided.
     """
     verdict, pairs = UNDECIDED, 0
     for look, level in enumerate(LOOKS, start=1):
-        if len(differences) >= (enough := look * first) > 1:
+        if len(low) >= (enough := look * first) > 1:
             pairs = enough
-            low, high = interval(differences[:pairs], 1 - level)
-            verdict = _told(low - resolution, high + resolution, claimed, threshold)
+            verdict = _told(*_reach(low[:pairs], high[:pairs], 1 - level), claimed, threshold)
         if verdict != UNDECIDED:
             break
-    used = differences[:pairs] if pairs else differences
-    low, high = interval(used, CONFIDENCE)
-    mean = float(used.mean()) if len(used) else np.nan
-    worst = used + resolution if claimed == "below" else used - resolution
-    return JudgedEffect(
-        verdict, mean, low - resolution, high + resolution, len(used), _p_value(worst, claimed, threshold)
-    )
+    low, high = low[: pairs or None], high[: pairs or None]
+    mean = float((low + high).mean() / 2) if len(low) and np.isfinite([low, high]).all() else np.nan
+    p = _p_value(high if claimed == "below" else low, claimed, threshold)
+    return JudgedEffect(verdict, mean, *_reach(low, high, CONFIDENCE), len(low), p)
+
+
+def _reach(low: np.ndarray, high: np.ndarray, confidence: float) -> tuple[float, float]:
+    """From the lower end of the interval of `low` to the upper one of `high`; infinite where one of theirs is."""
+    ends = interval(low, confidence)[0], interval(high, confidence)[1]
+    is_open = bool(np.isneginf(low).any()), bool(np.isposinf(high).any())
+    return -np.inf if is_open[0] else ends[0], np.inf if is_open[1] else ends[1]
 
 
 def interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
@@ -66,7 +68,7 @@ def interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
 
 
 def _told(low: float, high: float, claimed: Claimed, threshold: float) -> str:
-    if np.isnan(low):
+    if np.isnan(low) or np.isnan(high):
         return UNDECIDED
     if claimed == "within":
         is_confirmed, is_refuted = -threshold < low and high < threshold, low > threshold or high < -threshold

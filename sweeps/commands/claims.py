@@ -20,9 +20,12 @@ from harness.storage.results_folder import ResultsPath
 from sweeps.claims.checks import CHECKS
 from sweeps.claims.page import write_page
 from sweeps.claims.registered import RegisteredClaim, chosen
+from sweeps.claims.registration import REGISTERED
 from sweeps.claims.trained import EXPLORATORY, Verdict, Wanted, trials_of, verdicts
 from sweeps.claims.verdicts import UNDECIDED, discoveries
 from sweeps.commands.sweep import explained, sweep
+from sweeps.compose.arguments import check_of_run
+from sweeps.compose.overrides import out_word
 
 
 def print_claims(names: Sequence[str], tag: str | None, folder: Path | None, console: Console) -> None:
@@ -52,7 +55,7 @@ def run_claims(given: Sequence[str], tag: str | None, folder: Path | None, conso
     names = [word for word in given if "=" not in word]
     if len(places) != 1:
         raise ConfigError(f"out: given {len(places)} times; allowed: once, such as out=results/claims")
-    out = Path(places[0])
+    check_of_run(words)
     known = chosen(names, tag, folder)
     tested = [claim for claim in known if claim.trials is not None]
     if bare := [claim.name for claim in known if names and claim.trials is None]:
@@ -63,18 +66,17 @@ def run_claims(given: Sequence[str], tag: str | None, folder: Path | None, conso
     for times in (1, 2):
         trials = {trial.id: trial for claim in left for trial in trials_of(claim, times)}
         notes = [f"{count(len(left), 'claim')}, {count(len(trials), 'trial')} in all"]
-        quoted = str(out).replace("'", r"\'")
-        arguments = ["study=grid", f"out='{quoted}'", *words]
+        arguments = ["study=grid", out_word(places[0]), *words]
         with explained(arguments):
             status, settings = sweep(arguments, more=Wanted(list(trials.values()), notes, left))
         if status or settings.plan or not settings.wait:
             return status
-        left = [one.claim for one in verdicts(out, left) if one.verdict == UNDECIDED]
+        left = [one.claim for one in verdicts(settings.out, left) if one.verdict == UNDECIDED]
         if not left:
             break
         if times == 1:
             console.print(f"{count(len(left), 'claim')} undecided: twice the seeds", highlight=False)
-    return print_verdicts(out, [claim.name for claim in tested], folder, console)
+    return print_verdicts(settings.out, [claim.name for claim in tested], folder, console)
 
 
 def print_verdicts(out: Path, names: Sequence[str], folder: Path | None, console: Console) -> int:
@@ -83,8 +85,13 @@ def print_verdicts(out: Path, names: Sequence[str], folder: Path | None, console
     Raises ConfigError.
     """
     known = {claim.name: claim for claim in chosen(list(names), None, folder) if claim.trials is not None}
-    place = ResultsPath.open(out) / "registered"
-    listed = names or [name for entry in place.entries() if (name := entry.stem) in known]
+    if bare := [name for name in names if name not in known]:
+        raise ConfigError(f"NAME={bare[0]}: is decided by arithmetic; allowed: claims {bare[0]}, without verdict")
+    there = [entry.stem for entry in (ResultsPath.open(out) / REGISTERED).entries()]
+    if strange := [name for name in there if name not in known and not names]:
+        told = f"{', '.join(strange)}: registered here, and no claim that is known (--config-dir)"
+        console.print(told, highlight=False, soft_wrap=True)
+    listed = names or [name for name in there if name in known]
     if not listed:
         raise ConfigError(f"out={out}: no claim was registered there; allowed: NAME, or claims run NAME out={out}")
     found = verdicts(out, [known[name] for name in listed])

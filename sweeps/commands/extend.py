@@ -32,9 +32,10 @@ from harness.training.longer import follows, longer, shared_steps
 from injectors import fault_types
 from sweeps.commands.retry import words_again
 from sweeps.commands.sweep import explained, sweep
+from sweeps.compose.arguments import check_of_run
 from sweeps.planning.packs import PackPlan
-from sweeps.running.claims import Claim, claim, lock_of
 from sweeps.running.job import CHECKPOINTS
+from sweeps.running.ledger import Claim, claim, lock_of
 from sweeps.running.locks import owned
 
 
@@ -109,6 +110,7 @@ def extend(out: Path, steps: int, wheres: Sequence[str], words: Sequence[str]) -
 
     Killed at any moment, the same command goes on. Raises ConfigError, before anything is written.
     """
+    check_of_run(words)
     more = extension(out, steps, wheres)
     arguments = words_again(out, words)
     with explained(arguments):

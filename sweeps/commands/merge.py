@@ -21,7 +21,7 @@ from harness.storage.results_folder import ResultsPath
 from harness.storage.store import open_store
 from harness.storage.stored import STORE, WRITABLE, PackInfo, damage, is_complete, read_signal, read_store
 from harness.storage.zarr_files import METADATA
-from sweeps.running.claims import Claim, claim, lock_of
+from sweeps.running.ledger import Claim, claim, lock_of
 from sweeps.running.locks import owned
 
 CLOCKS = ("tokens_per_second", "step_seconds")  # signals that no two runs have alike

@@ -28,6 +28,7 @@ from harness.storage.results_folder import FolderLost
 from sweeps.commands.status import status_of
 from sweeps.commands.sweep import explained, sweep
 from sweeps.compose.hydra_calls import resolvers_put_back
+from sweeps.compose.overrides import out_word
 
 __all__ = ["ConfigError", "FolderLost", "SweepFailed", "run"]
 
@@ -102,7 +103,7 @@ def _arguments(
     problems.check()
     arguments = [*texts, *([f"study={study}"] if study is not None else [])]
     if out is not None:
-        arguments.append("out='{}'".format(str(out).replace("'", r"\'")))
+        arguments.append(out_word(out))
     return [*arguments, *([f"--config-dir={folder}"] if folder is not None else [])]
 
 

@@ -21,7 +21,7 @@ from harness.storage.records import Unreadable
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import STORE, PackInfo, is_complete, read_pack, read_store
 from sweeps.planning.packs import pack_id
-from sweeps.running.claims import Claim, claim, lock_of
+from sweeps.running.ledger import Claim, claim, lock_of
 from sweeps.running.locks import owned
 
 

@@ -10,6 +10,7 @@ from harness.config import ConfigError
 from harness.storage.progress_files import read_asked
 from harness.storage.records import Missing, Unreadable
 from harness.storage.stored import read_root
+from sweeps.compose.overrides import out_word
 
 
 def words_again(out: Path, more: Sequence[str]) -> list[str]:
@@ -28,5 +29,4 @@ def words_again(out: Path, more: Sequence[str]) -> list[str]:
         reason = "does not say by which command it was trained, as a folder of an earlier version"
         raise ConfigError(f"out={out}: {reason}; allowed: that command once more, which trains what is missing")
     kept = [word for word in words if not word.startswith("out=")]
-    quoted = os.path.abspath(out).replace("\\", "\\\\").replace("'", "\\'")
-    return [*kept, f"out='{quoted}'", *more]
+    return [*kept, out_word(os.path.abspath(out)), *more]

@@ -17,7 +17,7 @@ from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import PackInfo, read_packs, read_root
 from sweeps.commands.verify import verify
-from sweeps.running.claims import LOCK, LOCKS, lock_of
+from sweeps.running.ledger import LOCK, LOCKS, lock_of
 from sweeps.running.locks import is_locked
 from sweeps.slurm.squeue import ours_and_others, scancel, user_name, with_numbers
 from sweeps.slurm.submitted import submitted

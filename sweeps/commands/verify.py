@@ -19,7 +19,7 @@ from harness.storage.results_folder import MARKER, ResultsPath
 from harness.storage.stored import STORE, DamagedStore, PackInfo, damage, pack_of, read_root
 from harness.storage.zarr_files import METADATA, chunk_key, strict_json
 from sweeps.claims.registration import REGISTERED, Registration
-from sweeps.running.claims import CLAIMS, LEDGER, TURN, lines_of
+from sweeps.running.ledger import CLAIMS, LEDGER, TURN, lines_of
 
 
 def verify(out: Path, console: Console) -> int:

@@ -57,6 +57,18 @@ def is_hydras(text: str) -> bool:
     return text.lstrip("+~").startswith(("hydra.", "hydra/"))
 
 
+def check_of_run(words: Sequence[str]) -> None:
+    """Raises ConfigError for words that say something of trials, where it is settled which are trained."""
+    problems = Problems()
+    for word in words:
+        key = word.partition("=")[0].lstrip("+~")
+        if key == "out" or (key not in RUN_KEYS and not is_hydras(word)):
+            reason = "is not of the run, and which trials are trained is settled"
+            allowed = ", ".join(sorted(RUN_KEYS - {"out"}))
+            problems.reasons[f"{word}: {reason}; allowed: {allowed}, hydra/launcher, hydra.launcher.*"] = None
+    problems.check()
+
+
 def _hydras_key(text: str) -> str:
     override = parse(text)
     key = override.get_key_element().lstrip("+~")

@@ -172,6 +172,11 @@ def with_homes(arguments: Sequence[str]) -> list[str]:
     ]
 
 
+def out_word(out: str | os.PathLike[str]) -> str:
+    """`out=` of a folder, in quotes as Hydra reads them whatever its name is."""
+    return f"out={QuotedString(os.fspath(out), Quote.single).with_quotes()}"
+
+
 def quoted_out(text: str) -> str:
     """`out=DIR` in the quotes that Hydra wants, where it would take the folder for something else, or not at all.
 

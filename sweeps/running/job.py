@@ -4,7 +4,7 @@ Beside the store:
 
     <out>/progress/<pack>.json      how far a pack in training is
     <out>/checkpoints/<pack>/       its state: `harness/storage/checkpoint.py`; gone once it is complete
-    <out>/locks/, <out>/claims/     who trains what: `sweeps/running/claims.py`
+    <out>/locks/, <out>/claims/     who trains what: `sweeps/running/ledger.py`
     <out>/errors/<pack>.txt         the trace of one that crashed
     <out>/weights/                  the last weights of its trials: `harness/storage/last_weights.py`
     <out>/states/                   its state near its end: `harness/storage/kept_states.py`
@@ -57,7 +57,7 @@ from injectors import fault_types
 from sweeps.compose.settings import RunSettings
 from sweeps.planning.packs import PackPlan
 from sweeps.running.calibration import AT_ONCE, fastest_rows, kept_rows
-from sweeps.running.claims import claimed, claims_on
+from sweeps.running.ledger import claimed, claims_on
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
 
 CHECKPOINTS = "checkpoints"
@@ -279,8 +279,10 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
 
 def _states(job: Job) -> StateKeeper | None:
     """What keeps the pack's state where a longer run could go on from, if that is asked for."""
+    if job.run.keep != "state":
+        return None
     steps = {step for trial in job.pack.recorded if (step := goes_on_from(trial)) is not None}
-    if job.run.keep != "state" or not steps:
+    if not steps:
         return None
     ids = [trial.id for trial in job.pack.trials]
     return StateKeeper(job.folder / STATES / job.pack.id, steps, {**job.pack.to_dict(), "ids": ids})

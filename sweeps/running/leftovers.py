@@ -9,8 +9,8 @@ from harness.storage.progress_files import ERRORS, PROGRESS
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import is_complete
 from sweeps.planning.packs import PACK_ID
-from sweeps.running.claims import LOCKS, all_claims, lock_of
 from sweeps.running.job import CHECKPOINTS
+from sweeps.running.ledger import LOCKS, all_claims, lock_of
 from sweeps.running.locks import is_locked
 
 

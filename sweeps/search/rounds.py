@@ -26,8 +26,8 @@ from sweeps.compose.grid import Composer
 from sweeps.compose.overrides import Axis
 from sweeps.compose.settings import RunSettings
 from sweeps.planning.campaign import campaign_of
-from sweeps.running.claims import are_claimed
 from sweeps.running.launch import run_sweep
+from sweeps.running.ledger import are_claimed
 from sweeps.running.local import Executor
 from sweeps.search.edge import MaxStableRate
 from sweeps.search.goal import Goal, rows_of, told

@@ -24,8 +24,8 @@ from typing import Any
 from analysis import open_sweep
 from harness.storage.progress_files import PROGRESS
 from harness.storage.stored import read_packs
-from sweeps.running.claims import LOCKS
 from sweeps.running.job import CHECKPOINTS, ERRORS
+from sweeps.running.ledger import LOCKS
 from tests.sweeps.command import REPOSITORY, differing, results
 
 GRID = [

@@ -74,7 +74,7 @@ def test_verdicts_on_simulated_truth(seeds: int) -> None:
             seed = rng.normal(0, 10, 2 * seeds)
             of, against = (seed + rng.normal(0, 0.5, 2 * seeds) for _ in range(2))
             differences = of + effect - against
-            found.append(judge(differences, "above", margin, seeds).verdict)
+            found.append(judge(differences, differences, "above", margin, seeds).verdict)
             low, high = interval(differences[:seeds], 0.95)
             covered.append(low <= effect <= high)
         told[effect] = {verdict: found.count(verdict) / runs for verdict in (CONFIRMED, REFUTED, UNDECIDED)}
@@ -101,25 +101,44 @@ def test_verdicts_on_simulated_truth(seeds: int) -> None:
     ],
 )
 def test_a_verdict(values: list[float], claimed: str, threshold: float, expected: str) -> None:
-    assert judge(np.array(values), claimed, threshold, 4).verdict == expected
+    assert judge(np.array(values), np.array(values), claimed, threshold, 4).verdict == expected
 
 
 def test_a_second_look_takes_twice_the_seeds_and_no_more() -> None:
     noisy = np.array([2.0, -1.5, 2.5, -1.0])
-    assert judge(noisy, "above", 0.0, 4).verdict == UNDECIDED
+    assert judge(noisy, noisy, "above", 0.0, 4).verdict == UNDECIDED
     clear = np.concatenate([noisy, np.full(4, 2.0)])
-    judged = judge(np.concatenate([clear, np.full(8, -9.0)]), "above", 0.0, 4)
+    more = np.concatenate([clear, np.full(8, -9.0)])
+    judged = judge(more, more, "above", 0.0, 4)
     assert judged.pairs == 8 and judged.mean == pytest.approx(clear.mean()), "what comes after is not looked at"
-    assert judge(clear[:7], "above", 0.0, 4).pairs == 4
+    assert judge(clear[:7], clear[:7], "above", 0.0, 4).pairs == 4
 
 
-def test_an_effect_within_the_resolution_is_undecided() -> None:
-    """Three seeds that agree on neighbouring rates say no more than that the edge moved by at most two steps."""
-    same = np.full(8, np.log(2.0))
-    assert judge(same, "above", 0.0, 8).verdict == CONFIRMED
-    judged = judge(same, "above", 0.0, 8, resolution=float(np.log(2.0)))
+def test_an_effect_within_what_a_grid_can_tell_is_undecided() -> None:
+    """Eight seeds that agree on neighbouring rates say no more than that the edge moved by at most two steps."""
+    low, high = np.zeros(8), np.full(8, np.log(4.0))
+    judged = judge(low, high, "above", 0.0, 8)
     assert judged.verdict == UNDECIDED and (judged.low, judged.high) == pytest.approx((0.0, np.log(4.0)))
-    assert judge(np.full(8, np.log(5.0)), "above", 0.0, 8, resolution=float(np.log(2.0))).verdict == CONFIRMED
+    assert judge(low + 1, high + 1, "above", 0.0, 8).verdict == CONFIRMED
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "claimed", "expected"),
+    [
+        (1.0, np.inf, "above", CONFIRMED),
+        (1.0, np.inf, "below", REFUTED),
+        (-1.0, np.inf, "below", UNDECIDED),
+        (-1.0, np.inf, "within", UNDECIDED),
+        (-np.inf, -1.0, "below", CONFIRMED),
+        (-np.inf, 1.0, "above", UNDECIDED),
+        (-np.inf, np.inf, "above", UNDECIDED),
+    ],
+)
+def test_an_edge_beyond_the_rates_that_were_tried(low: float, high: float, claimed: str, expected: str) -> None:
+    """One seed of eight is enough: what lies beyond the grid may be anywhere."""
+    lows, highs = np.full(8, max(low, -1.0)), np.full(8, min(high, 1.0))
+    lows[3], highs[3] = low, high
+    assert judge(lows, highs, claimed, 0.5, 8).verdict == expected
 
 
 def test_claims_over_cells_and_many_claims_at_once() -> None:
@@ -146,16 +165,17 @@ def test_the_numbers_of_each_seed() -> None:
             (102, 0.1, 3.0, "trained"),  # lacks rates
         ]
     )
-    values = {name: metric.values(rows).to_dict() for name, metric in METRICS.items()}
+    bounds = {name: metric.bounds(rows) for name, metric in METRICS.items()}
+    values = {name: found["low"].to_dict() for name, found in bounds.items()}
+    assert all((found["low"] == found["high"]).all() for name, found in bounds.items() if name != "stable_rate")
     assert values["best_loss"] == {100: 3.0, 101: 3.0}, "at the rate that is best on average"
     assert values["sensitivity"] == pytest.approx({100: 10 / 3 - 2, 101: 4 - 3})
     assert values["lost"] == pytest.approx({100: 1 / 3, 101: 1 / 3})
     assert values["stable_rate"] == pytest.approx({100: np.log(0.2), 101: np.log(0.1)}), "with all smaller ones"
-    assert METRICS["stable_rate"].resolution(rows) == pytest.approx(np.log(2))
-    ends = table(
-        [(1, 0.1, 1.0, "divergent"), (1, 0.2, 1.0, "divergent"), (2, 0.1, 1, "trained"), (2, 0.2, 1, "trained")]
-    )
-    assert METRICS["stable_rate"].values(ends).to_dict() == pytest.approx({1: np.log(0.05), 2: np.log(0.2)})
+    assert bounds["stable_rate"]["high"].to_dict() == pytest.approx({100: np.log(0.4), 101: np.log(0.2)})
+    ends = table([(seed, lr, 1.0, end) for seed, end in ((1, "divergent"), (2, "trained")) for lr in (0.1, 0.2)])
+    found = METRICS["stable_rate"].bounds(ends)
+    assert found.loc[1].tolist() == [-np.inf, np.log(0.1)] and found.loc[2].tolist() == [np.log(0.2), np.inf]
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -202,6 +222,8 @@ def test_a_cell_that_cannot_run_is_told(tmp_path: Path, capsys) -> None:
         (("run", "--tag", "costs", "out=o"), "--tag costs: none of its claims is decided by trials"),
         (("run", "nope", "out=o"), "claim=nope: unknown claim"),
         (("verdict", "/nowhere"), "/nowhere"),
+        (("run", "qk_norm_sensitivity", "out=o", "optim.lr=1"), "optim.lr=1: is not of the run"),
+        (("run", "qk_norm_sensitivity", "out=o", "study=depth"), "study=depth: is not of the run"),
     ],
 )
 def test_wrong_words(capsys, words: tuple[str, ...], said: str) -> None:
@@ -271,6 +293,12 @@ def test_a_claim_is_registered_trained_and_judged(tmp_path: Path, capsys) -> Non
     status, again, _ = call(capsys, *words)
     assert status == 0 and "0 to train" in again
     assert call(capsys, "verdict", str(out), "mine", "--config-dir", str(folder))[0] == 0
+    # What is registered and not known, and what takes no trials, is said.
+    status, said, err = call(capsys, "verdict", str(out))
+    assert status == 2 and "mine: registered here, and no claim that is known (--config-dir)" in said
+    assert "no claim was registered there" in err
+    status, _, err = call(capsys, "verdict", str(out), "fp16_range")
+    assert status == 2 and "NAME=fp16_range: is decided by arithmetic; allowed: claims fp16_range" in err
     assert console.run(["verify", str(out)]) == 0
 
 

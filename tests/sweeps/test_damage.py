@@ -21,7 +21,7 @@ from harness.storage.progress_files import read_asked
 from harness.storage.records import Unreadable
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import DamagedStore
-from sweeps.running.claims import all_claims
+from sweeps.running.ledger import all_claims
 from tests.sweeps import command
 from tests.user_loop.test_conformance import trained
 

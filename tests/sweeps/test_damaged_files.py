@@ -13,7 +13,7 @@ import pytest
 import analysis.__main__
 from analysis.reading.searches import JOURNAL
 from harness.storage.progress_files import ERRORS, PLAN, PROGRESS
-from sweeps.running.claims import LOCKS
+from sweeps.running.ledger import LOCKS
 from tests.sweeps import command
 
 SEARCH = ("search=max_stable_lr", "optim.lr=interval(1e-3,1e-1)", "search.trials=2")

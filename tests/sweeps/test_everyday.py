@@ -131,7 +131,7 @@ def test_whoever_says_no_keeps_all(whole: Path, capsys, monkeypatch) -> None:
 
 def test_what_is_being_trained_is_not_removed(whole: Path, tmp_path: Path, capsys) -> None:
     out = copied(whole, tmp_path)
-    from sweeps.running.claims import lock_of
+    from sweeps.running.ledger import lock_of
     from sweeps.running.locks import owned
 
     pack = next(iter(read_packs(out)))

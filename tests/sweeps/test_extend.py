@@ -115,7 +115,8 @@ def test_an_extension_that_is_killed_goes_on(short: Path, tmp_path: Path, capsys
     number = changes("extend", str(copied(short, tmp_path / "all")), "--steps", "20", "checkpoint.every=3", ONE)
     expected = analysis.open_sweep(tmp_path / "all")
     assert number > 50
-    for place, change in enumerate(np.linspace(1, number - 1, 7).astype(int)):
+    # Files of progress are written by the clock, so another run may have a few changes less.
+    for place, change in enumerate(np.linspace(1, 0.85 * number, 7).astype(int)):
         out = copied(short, tmp_path / str(place))
         words = ("extend", str(out), "--steps", "20", "checkpoint.every=3", ONE)
         assert killed_at(change, *words).returncode == -signal.SIGKILL
@@ -174,7 +175,8 @@ def test_without_a_state_it_says_so(tmp_path: Path, capsys) -> None:
         (("--steps", "0"), "--steps 0: no number of steps; allowed: 1 to"),
         (("--steps", "10"), "no trial of fewer steps that could go on"),
         (("--steps", "20", "--where", "seed=7"), "--where seed=7: no trial has it"),
-        (("--steps", "20", "optim.lrr=1"), "optim.lrr"),
+        (("--steps", "20", "optim.lr=1"), "optim.lr=1: is not of the run, and which trials are trained is settled"),
+        (("--steps", "20", "out=other"), "out=other: is not of the run"),
         (("--steps", "x"), "--steps"),
     ],
 )

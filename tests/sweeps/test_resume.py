@@ -22,8 +22,8 @@ from harness.testing.engine import Dying, Killed
 from harness.training.pack import Pack
 from sweeps.planning.packs import PackPlan
 from sweeps.planning.planner import make_plan
-from sweeps.running.claims import lock_of
 from sweeps.running.job import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
+from sweeps.running.ledger import lock_of
 from tests.jobs import job_of
 from tests.sweeps import command, kills
 from tests.sweeps.forks import Forked

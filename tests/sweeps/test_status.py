@@ -17,7 +17,7 @@ from harness.storage.progress_files import ERRORS, PROGRESS
 from harness.storage.stored import read_packs
 from sweeps.commands.status import status_of
 from sweeps.running import job
-from sweeps.running.claims import LOCKS
+from sweeps.running.ledger import LOCKS
 from tests.harness.recording import Emulated
 from tests.sealing import seal_again
 from tests.sweeps import command

@@ -13,8 +13,8 @@ from harness.storage.store import open_store
 from harness.storage.stored import read_packs
 from sweeps.planning.packs import PackPlan, without
 from sweeps.planning.planner import make_plan
-from sweeps.running.claims import claimed, claims_on, lock_of
 from sweeps.running.job import Elsewhere, Finished, finished, train_pack
+from sweeps.running.ledger import claimed, claims_on, lock_of
 from tests.jobs import job_of
 from tests.sweeps import command
 
