@@ -11,7 +11,8 @@ from torch import Tensor
 from harness.model.formats import to_measure
 from harness.optim.clipping import SAFE
 
-PIECE = 2**16  # numbers whose squares are added up in float32 at a time
+SMALL = 2**14  # numbers whose squares are added up in float32 at once
+PIECE = 2**12  # of more numbers, so many at a time
 Norm = Tensor | float  # a number on a CPU, and on the device elsewhere
 
 
@@ -47,9 +48,11 @@ def _square(x: Tensor) -> float:
         flat = flat.float()
     if not flat.is_contiguous():  # their squares are added up in another order, and less exactly
         flat = flat.contiguous()
-    if flat.numel() <= PIECE:
+    if flat.numel() <= SMALL:
         return float(torch.dot(flat, flat))
-    return sum(float(torch.dot(piece, piece)) for piece in flat.split(PIECE))
+    rows, rest = flat.split([flat.numel() // PIECE * PIECE, flat.numel() % PIECE])
+    pieces = rows.view(-1, 1, PIECE)
+    return float(torch.bmm(pieces, pieces.mT).sum(dtype=torch.float64)) + float(torch.dot(rest, rest))
 
 
 def _measurable(x: Tensor) -> Tensor:

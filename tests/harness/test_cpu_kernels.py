@@ -113,7 +113,8 @@ print(kernels.cpu_kernels().name)
 
 @needs_mkl
 def test_it_is_too_late_once_something_was_multiplied():
-    late = "torch.ones(64, 64) @ torch.ones(64, 64)\n" + STRANGER
+    able = "kernels.this_cpu = lambda cpu=kernels.this_cpu(): replace(cpu, flags=cpu.flags | kernels.NEEDED)"
+    late = f"torch.ones(64, 64) @ torch.ones(64, 64)\n{STRANGER}\n{able}"
     chosen, _ = products(f"{late}\nprint(kernels.cpu_kernels().why)")
     assert chosen == "this process has multiplied matrices before"
 
