@@ -250,7 +250,7 @@ def _coordinates(trials: Sequence[Stored]) -> dict[str, xr.Variable]:
         for name, (values, kind, text) in fixed.items()
     }
     steps = [trial.pack.arrays["loss"]["shape"][1] for trial in trials]
-    config = _config_coordinates(results("trials", {}), steps)
+    config = config_coordinates(results("trials", {}), steps)
     fields = pd.DataFrame({name: variable.values for name, variable in config.items()}, index=range(len(trials)))
     acted, idle = acting(fields, [trial.acting for trial in trials])
     return {
@@ -287,7 +287,7 @@ def _share_of_zeros(events: Sequence[Mapping[str, Any]]) -> float:
     return sum(known) / len(known) if known else np.nan
 
 
-def _config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict[str, xr.Variable]:
+def config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict[str, xr.Variable]:
     """A coordinate for each field that varies, and for those that every reader expects; `steps` are those trained."""
     columns = {**_columns(trials), "train.steps": column(steps)}
     paths = list(dict.fromkeys([*_described(), *columns]))

@@ -7,23 +7,40 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 
+from analysis.measures.outcomes import IDLE, MASKED, RECOVERED, UNJUDGED, outcomes_and_notes
 from harness.objectives.outcome import TRAINED
+from sweeps.claims.summaries import FORMS, SignalSummary, summary_of
+from sweeps.compose.places import unknown_option
+
+LEAST_DEVIATION = 1e-3  # nat/token: what is smaller counts as so much, for a ratio of nothing says nothing
 
 
 @dataclass(frozen=True)
 class SeedMetric:
     """`bounds` of the rows of `analysis.measures.metrics.trial_table`: `low` and `high`, by seed.
 
-    A seed's number lies between them; they are one where it was measured itself. A ratio is of logarithms.
+    A seed's number lies between them; they are one where it was measured itself. A ratio is of logarithms. What a
+    `summary` finds in each trial is a column of its name. `is_of_faults`: the rows have what
+    `analysis.measures.outcomes` adds.
     """
 
     unit: str
     bounds: Callable[[pd.DataFrame], pd.DataFrame]
     is_ratio: bool = False
+    summary: SignalSummary | None = None
+    is_of_faults: bool = False
+
+    def with_columns(self, table: pd.DataFrame, own: xr.Dataset) -> pd.DataFrame:
+        """The rows of the trials of `own` with the column that this reads."""
+        return table if self.summary is None else table.assign(**{self.summary.name: self.summary.of(own)})
 
 
-def _measured(values: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataFrame], pd.DataFrame]:
+Values = Callable[[pd.DataFrame], pd.Series]
+
+
+def _measured(values: Values) -> Callable[[pd.DataFrame], pd.DataFrame]:
     def bounds(table: pd.DataFrame) -> pd.DataFrame:
         found = values(table)
         return pd.DataFrame({"low": found, "high": found})
@@ -34,6 +51,15 @@ def _measured(values: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataF
 def _by_rate(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """[seed, lr]; seeds that lack a rate are left out, because a mean over fewer rates is another number."""
     return table.pivot_table(index="seed", columns="lr", values=column, aggfunc="mean").dropna()
+
+
+def _by_seed(table: pd.DataFrame, values: pd.Series) -> pd.Series:
+    """The mean over a seed's trials; without seeds that lack one, because a mean over fewer is another number."""
+    found = values.groupby(table["seed"]).agg(["mean", "count"])
+    return found["mean"][(found["count"] == found["count"].max()) & (found["count"] > 0)]
+
+
+# --- of a range of learning rates --------------------------------------------------------------------------------
 
 
 def _best_loss(table: pd.DataFrame) -> pd.Series:
@@ -61,15 +87,88 @@ def _stable_rate(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"low": ends[stable], "high": ends[stable + 1]}, index=trained.index)
 
 
+def _best_rate(table: pd.DataFrame) -> pd.DataFrame:
+    """Logarithm of a seed's best rate: where the parabola through its lowest loss and both neighbours is lowest.
+
+    Where the lowest loss is that of the first or last rate, the best one lies somewhere beyond the rate next to it.
+    """
+    losses = _by_rate(table, "capped_loss")
+    found = pd.DataFrame({"low": -np.inf, "high": np.inf}, index=losses.index)
+    rates = np.log(np.array(losses.columns, float))
+    for seed, loss in zip(losses.index, losses.to_numpy(), strict=True):
+        best = int(loss.argmin())
+        if 0 < best < len(loss) - 1:
+            found.loc[seed] = _vertex(rates[best - 1 : best + 2], loss[best - 1 : best + 2])
+        elif best and len(loss) > 1:
+            found.loc[seed, "low"] = rates[-2]
+        elif len(loss) > 1:
+            found.loc[seed, "high"] = rates[1]
+    return found
+
+
+def _vertex(x: np.ndarray, y: np.ndarray) -> float:
+    """Of the parabola through three points, the middle one of which is no higher than the others."""
+    left, right = (y[0] - y[1]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
+    if not left + right:
+        return float(x[1])
+    return float((x[0] + x[1]) / 2 + (x[2] - x[0]) / 2 * left / (left + right))
+
+
 def _lost(table: pd.DataFrame) -> pd.Series:
     """Share of the rates at which a seed did not train."""
     return _by_rate(table.assign(lost=(table["outcome"] != TRAINED).astype(float)), "lost").mean(axis=1)
+
+
+# --- of faults ---------------------------------------------------------------------------------------------------
+
+
+def _nonfinite(table: pd.DataFrame) -> pd.Series:
+    """Share of a seed's trials that became non-finite."""
+    return _by_seed(table, table["nonfinite_step"].notna().astype(float))
+
+
+def _deviation(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean logarithm of the largest deviation of the loss from golden; open above where a trial became non-finite."""
+    least = np.log(np.maximum(table["deviation_max"].fillna(0.0), LEAST_DEVIATION))
+    most = least.mask(table["nonfinite_step"].notna(), np.inf)
+    is_known = table["fault_outcome"].ne(UNJUDGED)
+    low, high = (_by_seed(table, values.where(is_known)) for values in (least, most))
+    return pd.DataFrame({"low": low, "high": high})
+
+
+def _harmed(table: pd.DataFrame) -> pd.Series:
+    """Share of a seed's faults after which the run did not come back; of those that did something."""
+    told = table[~table["fault_outcome"].isin([IDLE, UNJUDGED])]
+    return (~told["fault_outcome"].isin([MASKED, RECOVERED])).astype(float).groupby(told["seed"]).mean()
 
 
 METRICS = {
     "best_loss": SeedMetric("nat/token", _measured(_best_loss)),
     "sensitivity": SeedMetric("nat/token", _measured(_sensitivity)),
     "stable_rate": SeedMetric("ratio", _stable_rate, is_ratio=True),
+    "best_rate": SeedMetric("ratio", _best_rate, is_ratio=True),
     "lost": SeedMetric("share", _measured(_lost)),
+    "nonfinite": SeedMetric("share", _measured(_nonfinite)),
+    "deviation": SeedMetric("ratio", _deviation, is_ratio=True, is_of_faults=True),
+    "harmed": SeedMetric("share", _measured(_harmed), is_of_faults=True),
 }
 """By name: what is compared between two arms, seed by seed."""
+
+
+def metric_of(name: str, where: str = "metric") -> SeedMetric:
+    """The metric of this name, or what is read of a signal, such as `largest(grad_norm)`. Raises ConfigError."""
+    if name in METRICS:
+        return METRICS[name]
+    summary = summary_of(name, where)
+    if summary is None:
+        raise unknown_option(where, name, [*METRICS, *(f"{form}(SIGNAL)" for form in FORMS)])
+    values = _measured(lambda table: _by_seed(table, table[summary.name]))
+    return SeedMetric("ratio" if summary.is_ratio else "share", values, summary.is_ratio, summary)
+
+
+def with_outcomes(sweep: xr.Dataset, metrics: list[SeedMetric]) -> xr.Dataset:
+    """The sweep with what each fault did, where one of these metrics asks."""
+    if not any(metric.is_of_faults for metric in metrics):
+        return sweep
+    found, _ = outcomes_and_notes(sweep)
+    return found

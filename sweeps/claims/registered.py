@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from harness.config import ConfigError, Problems, shown
 from sweeps.claims.checks import CHECKS
-from sweeps.claims.measured import METRICS
+from sweeps.claims.measured import SeedMetric, metric_of
 from sweeps.claims.verdicts import Claimed
 from sweeps.compose.places import check_folder, places, stems, unknown_option
 from sweeps.compose.yaml_files import text_of, tree_of
@@ -24,9 +24,10 @@ GROUP = "claim"
 FIRST_SEED, FEWEST, MOST = 100, 4, 64  # fresh seeds: no constant was chosen with them in view
 COMMON = {"claim": str, "source": str, "tags": list}
 OF_TRIALS = {
-    **{"sweep": list, "cells": list, "metric": str, "of": dict, "against": dict, "claimed": str},
+    **{"sweep": list, "cells": list, "metric": str, "of": dict, "claimed": str},
     **{"threshold": float, "unit": str, "control": dict, "seeds": int},
 }
+MORE = {"opposite": str, "against": dict}  # may be left out
 CONTROL = {"metric": str, "above": float, "because": str}
 KINDS = {str: "text", list: "a list of words", dict: "keys and values", float: "a number", int: "a whole number"}
 
@@ -44,7 +45,8 @@ class Control:
 class TrialTest:
     """What is trained and compared: `metric` of the trials `of` less that of `against`, pair by pair of seeds.
 
-    `sweep` are words of a sweep without seeds, and `cells` coordinates in each of which the claim has to hold.
+    Without trials `against` it is the metric of those `of` itself, and the control is measured in them. `sweep` are
+    words of a sweep without seeds, and `cells` coordinates in each of which the claim has to hold.
     """
 
     sweep: tuple[str, ...]
@@ -56,6 +58,7 @@ class TrialTest:
     threshold: float
     seeds: int
     control: Control
+    unit: str  # of the threshold
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class RegisteredClaim:
     def registration(self) -> str:
         """A hash of all that it says: of another text, source or test it is another."""
         told = dataclasses.asdict(dataclasses.replace(self, folder=None))
+        if self.trials is not None and self.trials.against:
+            del told["trials"]["unit"]  # that of the metric
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -111,7 +116,7 @@ def _claim(name: str, file: Path) -> RegisteredClaim:
     tree = tree_of(file, text_of(file))
     is_checked = "check" in tree
     needed = {**COMMON, **({"check": str} if is_checked else OF_TRIALS)}
-    _check_keys(tree, needed, f"{file}: ", {"opposite": str})
+    _check_keys(tree, needed, f"{file}: ", {"opposite": str} if is_checked else MORE)
     _words(file, tree, "tags")
     common = (name, tree["claim"], tree["source"], tuple(tree["tags"]))
     if is_checked:
@@ -128,25 +133,26 @@ def _test(file: Path, tree: Mapping[str, Any]) -> TrialTest:
     for key in ("sweep", "cells"):
         with problems.collect():
             _words(file, tree, key)
+    metrics: dict[str, SeedMetric] = {}
     for where, name in (("metric", tree["metric"]), ("control.metric", control.get("metric"))):
-        if name not in METRICS:
-            problems.reasons[f"{file}: {unknown_option(where, name, list(METRICS))}"] = None
-    if tree["metric"] in METRICS and tree["unit"] != (unit := METRICS[tree["metric"]].unit):
-        problems.reasons[f"{file}: unit={tree['unit']}: not that of {tree['metric']}; allowed: {unit}"] = None
+        try:
+            metrics[where] = metric_of(str(name), where)
+        except ConfigError as error:
+            problems.reasons |= {f"{file}: {reason}": None for reason in error.reasons}
+    if "metric" in metrics:
+        _check_threshold(file, tree, metrics["metric"], problems)
     if tree["claimed"] not in get_args(Claimed):
         problems.reasons[f"{file}: claimed={tree['claimed']}: unknown; allowed: {', '.join(get_args(Claimed))}"] = None
     if not FEWEST <= tree["seeds"] <= MOST:
         problems.reasons[f"{file}: seeds={tree['seeds']}: out of range; allowed: {FEWEST} to {MOST}"] = None
-    if METRICS.get(tree["metric"]) == METRICS["stable_rate"] and not tree["threshold"] > 0:
-        problems.reasons[f"{file}: threshold={tree['threshold']}: no ratio; allowed: above 0"] = None
     if any(str(word).startswith(("seed=", "out=", "study=")) for word in tree["sweep"]):
         problems.reasons[f"{file}: sweep: has a seed, an out or a study; allowed: other keys, and seeds={FEWEST}"] = (
             None
         )
-    if tree["of"] == tree["against"]:
+    if tree["of"] == tree.get("against"):
         problems.reasons[f"{file}: of={tree['of']}: the same as against; allowed: two arms"] = None
     problems.check()
-    arms = (tuple(f"{key}={shown(value)}" for key, value in tree[arm].items()) for arm in ("of", "against"))
+    arms = (tuple(f"{key}={shown(value)}" for key, value in tree.get(arm, {}).items()) for arm in ("of", "against"))
     of, against = arms
     return TrialTest(
         tuple(tree["sweep"]),
@@ -158,7 +164,19 @@ def _test(file: Path, tree: Mapping[str, Any]) -> TrialTest:
         float(tree["threshold"]),
         tree["seeds"],
         Control(control["metric"], float(control["above"]), control["because"]),
+        tree["unit"],
     )
+
+
+def _check_threshold(file: Path, tree: Mapping[str, Any], metric: SeedMetric, problems: Problems) -> None:
+    """Notes a unit that is not the metric's, and a threshold that no ratio or margin has."""
+    is_own_unit = metric.is_ratio and "against" not in tree  # then it is no ratio, and has whatever unit it has
+    if tree["unit"] != metric.unit and not is_own_unit:
+        problems.reasons[f"{file}: unit={tree['unit']}: not that of {tree['metric']}; allowed: {metric.unit}"] = None
+    least = 1 if metric.is_ratio and tree["claimed"] == "within" else 0
+    if (metric.is_ratio or tree["claimed"] == "within") and not tree["threshold"] > least:
+        kind = "margin" if tree["claimed"] == "within" else "ratio"
+        problems.reasons[f"{file}: threshold={tree['threshold']}: no {kind}; allowed: above {least}"] = None
 
 
 def _words(file: Path, tree: Mapping[str, Any], key: str) -> None:

@@ -13,24 +13,25 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.metrics import clean_trials, trial_table
-from analysis.reading.open_sweep import open_with_packs
+from analysis.measures.metrics import trial_table
+from analysis.reading.open_sweep import config_coordinates, open_with_packs
 from analysis.reading.selection import selected
-from harness.config import ConfigError, Trial
+from harness.basics.printing import count
+from harness.config import ConfigError, Problems, Trial
 from harness.storage.json_seal import sealed_json, sealed_record
 from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import PackInfo
-from sweeps.claims.measured import METRICS, SeedMetric
+from sweeps.claims.measured import SeedMetric, metric_of, with_outcomes
 from sweeps.claims.registered import FIRST_SEED, RegisteredClaim, TrialTest
 from sweeps.claims.registration import REGISTERED, Registration
 from sweeps.claims.verdicts import NOT_HERE, JudgedEffect, interval, judge, together
-from sweeps.compose.arguments import check_command_line, expand
+from sweeps.compose.arguments import checked_overrides, expand
 from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import Call, calling, config_loader
 from sweeps.planning.packs import PackPlan
 
-EXPLORATORY = "exploratory"
+EXPLORATORY, NOT_TRAINED = "exploratory", "not trained"
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,22 @@ class CellEffect:
 
 @dataclass(frozen=True)
 class Verdict:
-    """That of a claim, and of each of its cells. `is_exploratory`: trials are older than the registration."""
+    """That of a claim, and of each of its cells. `is_exploratory`: trials are older than the registration.
+
+    `ended` is when its last pack was begun (UTC), and `commits` those of the harness that trained it, by name.
+    """
 
     claim: RegisteredClaim
     verdict: str
     cells: Sequence[CellEffect]
     is_exploratory: bool
+    ended: str = ""
+    commits: Sequence[str] = ()
+
+    @property
+    def p(self) -> float:
+        """The largest p-value of its cells; NaN of a margin, and without one that tells."""
+        return max((cell.judged.p for cell in self.cells if cell.is_acting), default=float("nan"))
 
 
 @dataclass(frozen=True)
@@ -76,18 +87,37 @@ def trials_of(claim: RegisteredClaim, look: int = 1) -> list[Trial]:
     seeds = look * test.seeds
     words = ["study=grid", *test.sweep, f"seed=range({FIRST_SEED},{FIRST_SEED + seeds})"]
     try:
-        own = [f"--config-dir={claim.folder.absolute()}"] if claim.folder else []
-        config, _ = check_command_line([*own, *words])
         loader = config_loader(claim.folder)
         with calling(Call(claim.folder)):
-            jobs = expand(config.hydra.sweeper.params, list(config.hydra.overrides.task), loader)
+            jobs = expand({}, checked_overrides(words, loader, claim.folder), loader)
             asked = frozenset(text.partition("=")[0] for text in words)
             composer = Composer(loader, "grid", asked)
             trials = composer.trials(jobs)
             composer.notices(trials, "refuse")  # what cannot act has nothing to say
+            _check_arms(test, trials)
             return trials
     except ConfigError as error:
         raise ConfigError(*(f"claim={claim.name}: {reason}" for reason in error.reasons)) from None
+
+
+def _check_arms(test: TrialTest, trials: Sequence[Trial]) -> None:
+    """Raise ConfigError for an arm of which there are no trials, arms that share some, and a cell that is no axis."""
+    fields = config_coordinates([trial.to_dict() for trial in trials], [trial.train.steps for trial in trials])
+    planned = xr.Dataset(coords=fields | {"trial": [trial.id for trial in trials]})
+    problems, arms = Problems(), []
+    for name, wheres in (("of", test.of), ("against", test.against)):
+        try:
+            arms.append(set(selected(planned, wheres)["trial"].values) if wheres else set())
+        except ConfigError as error:
+            problems.reasons |= {f"{name}: {reason.removeprefix('--where ')}": None for reason in error.reasons}
+    if len(arms) == 2 and (shared := arms[0] & arms[1]):
+        told = f"of={', '.join(test.of)}: shares {count(len(shared), 'trial')} with {', '.join(test.against)}"
+        problems.reasons[f"{told}; allowed: two arms"] = None
+    for cell in test.cells:
+        if cell not in fields:
+            allowed = ", ".join(sorted(map(str, fields)))
+            problems.reasons[f"cells: {cell}: is no coordinate of these trials; allowed: {allowed}"] = None
+    problems.check()
 
 
 def register(folder: ResultsPath, claim: RegisteredClaim) -> None:
@@ -114,6 +144,7 @@ def registration_of(folder: ResultsPath, claim: RegisteredClaim) -> Registration
 def verdicts(out: Path, tested: Sequence[RegisteredClaim]) -> list[Verdict]:
     """What a folder says of these claims. Raises ConfigError as `open_sweep` does."""
     sweep, packs = open_with_packs(out)
+    sweep = with_outcomes(sweep, [metric_of(test.metric) for claim in tested if (test := claim.trials) is not None])
     made = {trial: pack for pack in packs for trial in pack.attributes["ids"]}
     return [verdict_of(claim, sweep, made, ResultsPath.open(out)) for claim in tested]
 
@@ -121,52 +152,68 @@ def verdicts(out: Path, tested: Sequence[RegisteredClaim]) -> list[Verdict]:
 def verdict_of(claim: RegisteredClaim, sweep: xr.Dataset, made: Mapping[str, PackInfo], folder: ResultsPath) -> Verdict:
     """That of one claim; `made` has the pack of each trial."""
     test = _test_of(claim)
-    ids = {trial.id for trial in trials_of(claim, look=2)}
-    own = clean_trials(sweep.isel(trial=np.flatnonzero(np.isin(sweep["trial"].values, sorted(ids)))))
-    cells = list(_cells(test, own)) if own.sizes["trial"] else []
+    own = _whole_look(claim, sweep)
+    if isinstance(own, str):
+        return Verdict(claim, own, (), is_exploratory=False)
+    cells = list(_cells(test, own))
     told = together([cell.judged.verdict if cell.is_acting else NOT_HERE for cell in cells])
     known = registration_of(folder, claim)
-    first = min((made[trial].attributes["created"] for trial in own["trial"].values), default="")
-    is_early = known is not None and known.registration == claim.registration and known.at <= first
-    return Verdict(claim, told if cells else "not trained", cells, not is_early and bool(cells))
+    packs = [made[trial].attributes for trial in own["trial"].values]
+    begun = sorted(pack["created"] for pack in packs)
+    is_registered = known is not None and known.registration == claim.registration
+    is_early = known is not None and is_registered and known.at <= begun[0]
+    commits = sorted({str(pack["environment"].get("commit", "")) for pack in packs})
+    return Verdict(claim, told, cells, not is_early, begun[-1], commits)
+
+
+def _whole_look(claim: RegisteredClaim, sweep: xr.Dataset) -> xr.Dataset | str:
+    """The trials of the second look if all are complete, else those of the first; or how many of them are not.
+
+    A part would compare what was trained at some rates with what was trained at others.
+    """
+    there = set(sweep["trial"].values[sweep["complete"].values])
+    second = trials_of(claim, look=2)
+    first = [trial for trial in second if trial.seed < FIRST_SEED + _test_of(claim).seeds]
+    for trials in (second, first):
+        if (ids := {trial.id for trial in trials}) <= there:
+            return sweep.isel(trial=np.flatnonzero(np.isin(sweep["trial"].values, sorted(ids))))
+    done = len(ids & there)
+    return f"unfinished: {done} of {len(ids)} trials" if done else NOT_TRAINED
 
 
 def _cells(test: TrialTest, own: xr.Dataset) -> Iterator[CellEffect]:
-    table = trial_table(own)
-    table = table[table["complete"]]
-    metric, control = METRICS[test.metric], METRICS[test.control.metric]
-    arms = {}
-    for name, wheres in (("of", test.of), ("against", test.against)):
-        try:
-            chosen = set(selected(own, wheres)["trial"].values)
-        except ConfigError:
-            return  # no trial of that arm yet
-        arms[name] = table[table["trial"].isin(chosen)]
-    for key, group in arms["against"].groupby(list(test.cells), dropna=False, sort=True):
+    metric, control = metric_of(test.metric), metric_of(test.control.metric)
+    table = control.with_columns(metric.with_columns(trial_table(own), own), own)
+    chosen = [set(selected(own, wheres)["trial"].values) for wheres in (test.of, test.against) if wheres]
+    arms = [table[table["trial"].isin(trials)] for trials in chosen]
+    for key, group in arms[-1].groupby(list(test.cells), dropna=False, sort=True):
         names = key if isinstance(key, tuple) else (key,)
         here = dict(zip(test.cells, names, strict=True))
-        other = arms["of"]
+        of = arms[0]
         for name, value in here.items():
-            other = other[other[name] == value]
+            of = of[of[name] == value]
         cell = ", ".join(f"{name}={value}" for name, value in here.items())
-        yield _effect(cell, test, metric, control, other, group)
+        yield _effect(cell, test, metric, control, of, group)
 
 
 def _effect(
     cell: str, test: TrialTest, metric: SeedMetric, control: SeedMetric, of: pd.DataFrame, against: pd.DataFrame
 ) -> CellEffect:
-    one, other = (metric.bounds(arm).add_prefix(name) for name, arm in (("of_", of), ("against_", against)))
-    pairs = one.join(other, how="inner").dropna().sort_index()
-    low = (pairs["of_low"] - pairs["against_high"]).to_numpy(float)
-    high = (pairs["of_high"] - pairs["against_low"]).to_numpy(float)
+    pairs = metric.bounds(of)
+    if test.against:
+        other = metric.bounds(against)
+        pairs = pd.DataFrame({"low": pairs["low"] - other["high"], "high": pairs["high"] - other["low"]})
+    pairs = pairs.dropna().sort_index()
+    low, high = pairs["low"].to_numpy(float), pairs["high"].to_numpy(float)
     threshold = float(np.log(test.threshold)) if metric.is_ratio else test.threshold
     judged = judge(low, high, test.claimed, threshold, test.seeds)
     if metric.is_ratio:
         mean, least, most = (float(np.exp(x)) for x in (judged.mean, judged.low, judged.high))
         judged = dataclasses.replace(judged, mean=mean, low=least, high=most)
     seen = control.bounds(against)["low"].to_numpy(float)
-    least, _ = interval(seen, 0.95)
-    mean = float(seen.mean()) if len(seen) else np.nan
+    least, mean = interval(seen, 0.95)[0], float(seen.mean()) if len(seen) else np.nan
+    if control.is_ratio:
+        least, mean = float(np.exp(least)), float(np.exp(mean))
     is_acting = bool((least if least == least else mean) > test.control.above)
     return CellEffect(cell, judged, mean, is_acting)
 

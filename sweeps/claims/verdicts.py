@@ -105,3 +105,8 @@ def discoveries(p: Sequence[float]) -> list[bool]:
     last = max(small, default=0)
     found = {number for _, number in known[:last]}
     return [number in found for number in range(len(p))]
+
+
+def discovered(p: Sequence[float]) -> list[bool]:
+    """`discoveries`, and what has no p-value, which is not in doubt for it."""
+    return [is_found or value != value for value, is_found in zip(p, discoveries(p), strict=True)]

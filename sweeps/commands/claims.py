@@ -18,11 +18,11 @@ from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
 from sweeps.claims.checks import CHECKS
-from sweeps.claims.page import write_page
-from sweeps.claims.registered import RegisteredClaim, chosen
+from sweeps.claims.registered import RegisteredClaim, chosen, claims
 from sweeps.claims.registration import REGISTERED
-from sweeps.claims.trained import EXPLORATORY, Verdict, Wanted, trials_of, verdicts
-from sweeps.claims.verdicts import UNDECIDED, discoveries
+from sweeps.claims.trained import EXPLORATORY, Wanted, trials_of, verdicts
+from sweeps.claims.verdicts import UNDECIDED, discovered
+from sweeps.claims.words import compared, effect_words, holds_if
 from sweeps.commands.sweep import explained, sweep
 from sweeps.compose.arguments import check_of_run
 from sweeps.compose.overrides import out_word
@@ -79,8 +79,12 @@ def run_claims(given: Sequence[str], tag: str | None, folder: Path | None, conso
     return print_verdicts(settings.out, [claim.name for claim in tested], folder, console)
 
 
-def print_verdicts(out: Path, names: Sequence[str], folder: Path | None, console: Console) -> int:
+def print_verdicts(
+    out: Path, names: Sequence[str], folder: Path | None, console: Console, page: Path | None = None
+) -> int:
     """Print what the trials in a folder say of claims, all that were registered there if none is named, and a page.
+
+    Verdicts go into the table of another `page`, too, if one is given.
 
     Raises ConfigError.
     """
@@ -94,29 +98,29 @@ def print_verdicts(out: Path, names: Sequence[str], folder: Path | None, console
     listed = names or [name for name in there if name in known]
     if not listed:
         raise ConfigError(f"out={out}: no claim was registered there; allowed: NAME, or claims run NAME out={out}")
+    from sweeps.claims.findings import write_findings  # with what draws, which a list of claims does without
+    from sweeps.claims.page import write_page
+
     found = verdicts(out, [known[name] for name in listed])
-    p = [_worst_p(one) for one in found]  # of a margin there is none
-    are_found = [is_found or value != value for value, is_found in zip(p, discoveries(p), strict=True)]
+    are_found = discovered([one.p for one in found])
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("name", "verdict", "cell", "effect [95%]", "seeds", "control"):
-        table.add_column(heading, no_wrap=heading != "name")
+        table.add_column(heading, no_wrap=heading == "seeds", overflow="fold")
     for one, is_found in zip(found, are_found, strict=True):
         told = f"{one.verdict}{f' ({EXPLORATORY})' if one.is_exploratory else ''}{'' if is_found else ' *'}"
         for number, cell in enumerate(one.cells):
-            judged, head = cell.judged, (one.claim.name, told) if not number else ("", "")
-            effect = f"{judged.mean:.3g} [{judged.low:.3g}, {judged.high:.3g}]"
+            head = (one.claim.name, told) if not number else ("", "")
             control = f"{cell.control:.3g}{'' if cell.is_acting else ': too little'}"
-            table.add_row(*map(Text, (*head, cell.cell, effect, str(judged.pairs), control)))
+            table.add_row(*map(Text, (*head, cell.cell, effect_words(cell), str(cell.judged.pairs), control)))
         if not one.cells:
             table.add_row(*map(Text, (one.claim.name, told, "", "", "", "")))
     console.print(table)
     console.print("*: not among the discoveries at 10% false ones (Benjamini & Hochberg 1995)", highlight=False)
     console.print(f"Page: {write_page(out, found)}", highlight=False, soft_wrap=True)
+    if page is not None:
+        figure = write_findings(page, found, claims(folder))
+        console.print(f"Table: {page}, {figure}", highlight=False, soft_wrap=True)
     return 0
-
-
-def _worst_p(verdict: Verdict) -> float:
-    return max((cell.judged.p for cell in verdict.cells if cell.is_acting), default=float("nan"))
 
 
 def _print_one(claim: RegisteredClaim, console: Console) -> None:
@@ -127,8 +131,8 @@ def _print_one(claim: RegisteredClaim, console: Console) -> None:
         lines["numbers"] = ", ".join(f"{name} = {value:.6g}" for name, value in answer.numbers.items())
     if (test := claim.trials) is not None:
         lines["sweep"] = " ".join(test.sweep)
-        lines["test"] = f"{test.metric} of {', '.join(test.of)} less that of {', '.join(test.against)}"
-        lines["holds if"] = f"{test.claimed} {test.threshold:g}, in each {', '.join(test.cells)}, {test.seeds} seeds"
+        lines["test"] = compared(test)
+        lines["holds if"] = f"{holds_if(test)}, in each {', '.join(test.cells)}, {test.seeds} seeds"
         lines["control"] = f"{test.control.metric} above {test.control.above:g}: {test.control.because}"
     lines |= {"tags": ", ".join(claim.tags), "registration": claim.registration}
     console.print(claim.name)

@@ -168,6 +168,7 @@ def _claims(arguments: list[str]) -> int | None:
     parser = Parser(prog=f"{PROGRAM} claims {act}".rstrip(), description=OWN["claims"].help)
     if act == "verdict":
         parser.add_argument("out", metavar="OUT", type=Path, help="results folder of claims run")
+        parser.add_argument("--page", metavar="FILE", type=Path, help="a page whose table of verdicts takes them, too")
     what = {"": "all that is known of these; default: a line for each", "run": "which; default: all that take trials"}
     parser.add_argument("names", metavar="NAME", nargs="*", help=what.get(act, "which; default: all registered there"))
     if act != "verdict":
@@ -178,7 +179,7 @@ def _claims(arguments: list[str]) -> int | None:
     from sweeps.commands import claims
 
     if act == "verdict":
-        return claims.print_verdicts(options.out, options.names, options.config_dir, Terminal())
+        return claims.print_verdicts(options.out, options.names, options.config_dir, Terminal(), options.page)
     if act == "run":
         return claims.run_claims(options.names, options.tag, options.config_dir, Terminal())
     claims.print_claims(options.names, options.tag, options.config_dir, Terminal())

@@ -102,7 +102,7 @@ def test_half_precision_is_rounded_where_a_cpu_emulates_it(monkeypatch, dtype, r
         torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), list(zip(SHAPES, [torch.float32, torch.bfloat16] * 3, strict=True)))
+@pytest.mark.parametrize(("shape", "dtype"), list(zip(SHAPES[:4], [torch.float32, torch.bfloat16] * 2, strict=True)))
 def test_scores_that_are_stored_change_no_bit(shape, dtype):
     given, seen = parts(shape, dtype), []
     alone = passed(given)

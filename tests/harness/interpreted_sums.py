@@ -40,13 +40,13 @@ def test_sums_are_right_and_go_by_the_row_alone(monkeypatch, has_programs, dtype
     """Over the last dim and over one in the middle; the same bits of a row by itself and among others."""
     if not has_programs:
         without_programs(monkeypatch)
-    x = normal(5, size, 3, dtype=dtype)
+    x = normal(3, size, 3, dtype=dtype)
     tolerance = {"rtol": 2e-2 if dtype == torch.bfloat16 else 1e-5, "atol": 1e-2 if dtype == torch.bfloat16 else 1e-4}
     for dim, of in ((1, lambda x: sums.total(x, 1)), (-1, lambda x: sums.total(x.mT.contiguous()))):
         found, expected = of(x), x.double().sum(1)
         torch.testing.assert_close(found.double(), expected, **tolerance)
         assert found.dtype == dtype
-        for row in range(5):
+        for row in range(3):
             assert torch.equal(bits(of(x[row : row + 1].clone())[0]), bits(found[row])), dim
     torch.testing.assert_close(sums.mean(x, 1).double(), x.double().mean(1), **tolerance)
 

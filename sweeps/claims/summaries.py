@@ -1,0 +1,142 @@
+"""What a claim reads of a signal that was recorded at each step: one number of each trial."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from analysis.reading.twins import final_window
+from harness.config import ConfigError
+
+_TEXT = re.compile(r"(\w+)\((\w+)(?:, *([-+.\de]+))?\)")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is made of a signal [trial, step] and a number, if it takes one; whether it is compared as a ratio."""
+
+    of: Callable[[np.ndarray, float], np.ndarray]
+    is_ratio: bool = True
+    takes_number: bool = False
+
+
+@dataclass(frozen=True)
+class SignalSummary:
+    """A form of a signal, such as `largest(grad_norm)`. Of a ratio each trial has the logarithm."""
+
+    name: str
+    form: str
+    signal: str
+    number: float
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether trials are compared by how many times as large it is."""
+        return FORMS[self.form].is_ratio
+
+    def of(self, sweep: xr.Dataset) -> np.ndarray:
+        """[trial]; NaN where nothing was measured. Raises ConfigError for a signal that the trials lack."""
+        if self.signal not in sweep.data_vars or "step" not in sweep[self.signal].dims:
+            raise ConfigError(f"{self.name}: the trials have no such signal; allowed: {', '.join(_signals(sweep))}")
+        values = sweep[self.signal].transpose("trial", "step", ...).values.astype(float)
+        values[~np.isfinite(values)] = np.nan
+        found = np.full(len(values), np.nan)
+        lengths = sweep["steps"].values.astype(int)  # behind them is padding
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of trials that have none
+            if self.form != ENDS and values.ndim > 2:
+                values = np.nanmax(np.abs(values.reshape(*values.shape[:2], -1)), axis=2)
+            for steps in np.unique(lengths):
+                rows = lengths == steps
+                found[rows] = FORMS[self.form].of(values[rows, :steps], self.number)
+            return np.log(found) if self.is_ratio else found
+
+
+def _signals(sweep: xr.Dataset) -> list[str]:
+    return sorted(str(name) for name, variable in sweep.data_vars.items() if {"trial", "step"} <= set(variable.dims))
+
+
+def _largest(values: np.ndarray, number: float) -> np.ndarray:
+    return np.asarray(np.nanmax(np.abs(values), axis=1))
+
+
+def _mean(values: np.ndarray, number: float) -> np.ndarray:
+    return np.asarray(np.nanmean(np.abs(values), axis=1))
+
+
+def _last(values: np.ndarray, number: float) -> np.ndarray:
+    """Mean over the final steps of the run; what a run lacks that ended before is not made up for."""
+    return _mean(values[:, -int(final_window(values.shape[1])) :], number)
+
+
+def _when_largest(values: np.ndarray, number: float) -> np.ndarray:
+    """At which share of the run it is largest: 0 at the first step."""
+    is_known = np.isfinite(values).any(axis=1)
+    place = np.where(np.isfinite(values), np.abs(values), -np.inf).argmax(axis=1)
+    return np.where(is_known, place / values.shape[1], np.nan)
+
+
+def _above(values: np.ndarray, number: float) -> np.ndarray:
+    """Share of the measured steps at which it is above the number."""
+    return _share(values, values > number)
+
+
+def _rises(values: np.ndarray, number: float) -> np.ndarray:
+    """Share of the measured steps at which it is more than `number` times the lowest value before.
+
+    Of the loss with 1.2 that is the loss ratio of Li et al. 2021 (arXiv 2108.06084), section 3.
+    """
+    ratio = values[:, 1:] / np.fmin.accumulate(values, axis=1)[:, :-1]
+    return _share(ratio, ratio > number)
+
+
+def _share(values: np.ndarray, holds: np.ndarray) -> np.ndarray:
+    """Of the finite values of each trial; NaN where there are none."""
+    count: np.ndarray = np.isfinite(values).sum(axis=1)
+    return np.where(count, holds.sum(axis=1) / np.maximum(count, 1), np.nan)
+
+
+def _last_over_first(values: np.ndarray, number: float) -> np.ndarray:
+    """Of the last layer over the first, median over steps; values [trial, step, layer], NaN behind the last layer."""
+    ends = np.full(len(values), np.nan)
+    for row, own in enumerate(values.reshape(*values.shape[:2], -1)):
+        here = np.flatnonzero(np.isfinite(own).any(axis=0))
+        if len(here) > 1:
+            ends[row] = np.nanmedian(own[:, here[-1]] / own[:, here[0]])
+    return ends
+
+
+ENDS = "last_over_first"
+FORMS = {
+    "largest": Form(_largest),
+    "mean": Form(_mean),
+    "last": Form(_last),
+    ENDS: Form(_last_over_first),
+    "when_largest": Form(_when_largest, is_ratio=False),
+    "above": Form(_above, is_ratio=False, takes_number=True),
+    "rises": Form(_rises, is_ratio=False, takes_number=True),
+}
+"""By name. With a number it is written `above(grad_norm, 1)`."""
+
+
+def summary_of(text: str, where: str) -> SignalSummary | None:
+    """The summary that a text names; None if it is none. Raises ConfigError for a number too few or too many."""
+    found = _TEXT.fullmatch(text)
+    if found is None or found[1] not in FORMS:
+        return None
+    form = FORMS[found[1]]
+    example = f"{found[1]}({found[2]}{', 1.5' if form.takes_number else ''})"
+    if form.takes_number != (found[3] is not None):
+        fault = "lacks its number" if form.takes_number else "takes no number"
+        raise ConfigError(f"{where}={text}: {fault}; allowed: such as {example}")
+    try:
+        return SignalSummary(text, found[1], found[2], float(found[3] or 0))
+    except ValueError:
+        raise ConfigError(
+            f"{where}={text}: {found[3]} is no number; allowed: such as {found[1]}({found[2]}, 1.5)"
+        ) from None

@@ -1,0 +1,35 @@
+"""What is said of a claim's test, on a terminal and on pages."""
+
+from __future__ import annotations
+
+import math
+
+from sweeps.claims.measured import metric_of
+from sweeps.claims.registered import TrialTest
+from sweeps.claims.trained import CellEffect
+
+
+def compared(test: TrialTest, mark: str = "") -> str:
+    """What is measured, with `mark` around each arm: `best_loss of mitigation=qk_norm less mitigation=none`."""
+    arms = [f"{mark}{', '.join(arm)}{mark}" for arm in (test.of, test.against) if arm]
+    kind = " over " if metric_of(test.metric).is_ratio else " less "
+    return f"{test.metric} of {kind.join(arms)}"
+
+
+def holds_if(test: TrialTest) -> str:
+    """The condition: `below 0.1 nat/token`."""
+    return f"{test.claimed} {test.threshold:g} {test.unit}"
+
+
+def marks(test: TrialTest) -> tuple[float, ...]:
+    """Where its thresholds are on an axis of the effect."""
+    if test.claimed != "within":
+        return (test.threshold,)
+    return (1 / test.threshold if metric_of(test.metric).is_ratio else -test.threshold, test.threshold)
+
+
+def effect_words(cell: CellEffect) -> str:
+    """`0.12 [0.1, 0.14]`; without a mean where an end of some seed is open."""
+    judged = cell.judged
+    mean = "" if math.isnan(judged.mean) else f"{judged.mean:.3g} "
+    return f"{mean}[{judged.low:.3g}, {judged.high:.3g}]"

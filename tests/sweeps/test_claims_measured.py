@@ -1,0 +1,282 @@
+"""What claims compare: of rates, of signals and of faults; what of it is refused; and the table of findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+import analysis
+from harness.config import ConfigError
+from sweeps.claims import trained
+from sweeps.claims.findings import FIRST, LAST, write_findings
+from sweeps.claims.measured import METRICS, metric_of
+from sweeps.claims.registered import claims
+from sweeps.claims.trained import trials_of
+from sweeps.claims.verdicts import CONFIRMED, REFUTED
+from tests.sweeps import command
+from tests.sweeps.test_claims_by_trials import MINE, ONE, TINY, call, own
+
+PAGE = Path(__file__).parents[2] / "docs" / "findings" / "claims.md"
+
+
+# --- of rates ----------------------------------------------------------------------------------------------------
+
+
+def rows(losses: dict[int, dict[float, float]]) -> pd.DataFrame:
+    made = [(seed, lr, loss) for seed, by_rate in losses.items() for lr, loss in by_rate.items()]
+    return pd.DataFrame(made, columns=["seed", "lr", "capped_loss"])
+
+
+def test_the_best_rate_lies_where_a_parabola_is_lowest() -> None:
+    """In the logarithm of the rate; and beyond the rates that were tried where it may."""
+    rates = [0.01, 0.03, 0.1, 0.3]
+    inside = {lr: 2 + (np.log(lr) - np.log(0.05)) ** 2 for lr in rates}
+    falling, rising = ({lr: sign * lr for lr in rates} for sign in (-1.0, 1.0))
+    found = METRICS["best_rate"].bounds(rows({1: inside, 2: falling, 3: rising, 4: dict.fromkeys(rates, 1.0)}))
+    assert found.loc[1].tolist() == pytest.approx([np.log(0.05)] * 2)
+    assert found.loc[2].tolist() == [np.log(0.1), np.inf] and found.loc[3].tolist() == [-np.inf, np.log(0.03)]
+    assert found.loc[4].tolist() == [-np.inf, np.log(0.03)], "where all are equal nothing is known"
+    equal = METRICS["best_rate"].bounds(rows({1: {0.01: 3.0, 0.1: 2.0, 1.0: 2.0}, 2: {0.01: 2.0, 0.1: 2.0, 1.0: 3.0}}))
+    assert equal.loc[1].tolist() == pytest.approx([np.log(10**-0.5)] * 2), "half-way between two that are equal"
+
+
+# --- of signals --------------------------------------------------------------------------------------------------
+
+NAN = np.nan
+
+
+def recorded(values: np.ndarray, dims: tuple[str, ...] = ("trial", "step"), steps: list[int] | None = None):
+    """A sweep with one signal."""
+    lengths = steps or [values.shape[1]] * len(values)
+    return xr.Dataset({"x": (dims, values)}, coords={"steps": ("trial", np.array(lengths))})
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "expected"),
+    [
+        ("largest(x)", [1.0, -8.0, 2.0, NAN], 8.0),
+        ("mean(x)", [1.0, -3.0, NAN, np.inf], 2.0),
+        ("last(x)", [9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0], 3.0),
+        ("when_largest(x)", [1.0, 2.0, 7.0, 3.0], 0.5),
+        ("when_largest(x)", [NAN, NAN, NAN, NAN], NAN),
+        ("above(x, 1.5)", [1.0, 2.0, NAN, 1.5], 1 / 3),
+        ("above(x, 1.5)", [NAN, NAN, NAN, NAN], NAN),
+        ("rises(x, 1.2)", [2.0, 2.5, 1.0, 1.1, 1.3], 0.5),
+        ("rises(x, 1e1)", [2.0, 2.5, 1.0, 1.1, 1.3], 0.0),
+    ],
+)
+def test_a_number_of_each_trial(text: str, values: list[float], expected: float) -> None:
+    metric = metric_of(text)
+    assert metric.summary is not None and metric.unit == ("ratio" if metric.is_ratio else "share")
+    (found,) = metric.summary.of(recorded(np.array([values])))
+    assert (np.exp(found) if metric.is_ratio else found) == pytest.approx(expected, nan_ok=True)
+
+
+def test_padding_is_no_part_of_a_shorter_run() -> None:
+    """Its end is its own, and what follows is not looked at."""
+    values = np.arange(1.0, 13.0).reshape(1, -1).repeat(2, axis=0)
+    summary = metric_of("last(x)").summary
+    assert summary is not None
+    long, short = np.exp(summary.of(recorded(values, steps=[12, 6])))
+    assert (long, short) == pytest.approx((10.0, 4.0))
+    when = metric_of("when_largest(x)").summary
+    assert when is not None and when.of(recorded(values, steps=[12, 6])) == pytest.approx([11 / 12, 5 / 6])
+
+
+def test_of_layers_the_largest_and_the_last_over_the_first() -> None:
+    """A model of fewer layers has padding behind its own."""
+    values = np.array([[[1.0, 2.0, 8.0], [1.0, -9.0, 4.0]], [[2.0, 6.0, NAN], [2.0, 10.0, NAN]]])
+    sweep = recorded(values, ("trial", "step", "layer"))
+    largest, ends = metric_of("largest(x)").summary, metric_of("last_over_first(x)").summary
+    assert largest is not None and ends is not None
+    assert np.exp(largest.of(sweep)) == pytest.approx([9.0, 10.0])
+    assert np.exp(ends.of(sweep)) == pytest.approx([6.0, 4.0]), "the median over steps"
+    assert np.isnan(ends.of(recorded(values[..., 0]))).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("larges(x)", "metric=larges(x): unknown metric"),
+        ("above(x)", "metric=above(x): lacks its number; allowed: such as above(x, 1.5)"),
+        ("mean(x, 2)", "metric=mean(x, 2): takes no number; allowed: such as mean(x)"),
+        ("above(x, 1-2)", "metric=above(x, 1-2): 1-2 is no number"),
+        ("loss", "metric=loss: unknown metric; did you mean lost?"),
+    ],
+)
+def test_a_metric_that_is_none(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        metric_of(text)
+    assert str(error.value).startswith(reason)
+
+
+def test_a_signal_that_trials_lack() -> None:
+    summary = metric_of("mean(y)").summary
+    assert summary is not None
+    with pytest.raises(ConfigError, match=r"mean\(y\): the trials have no such signal; allowed: x"):
+        summary.of(recorded(np.ones((1, 3))))
+
+
+def test_seeds_that_lack_a_trial_are_left_out() -> None:
+    """A mean over fewer rates is another number."""
+    table = pd.DataFrame({"seed": [1, 1, 2, 3, 3], "mean(x)": [1.0, 3.0, 5.0, 7.0, NAN]})
+    assert metric_of("mean(x)").bounds(table)["low"].to_dict() == {1: 2.0}
+
+
+# --- of faults ---------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_faults() -> None:
+    table = pd.DataFrame(
+        [
+            *((1, "masked", 0.0, NAN), (1, "lingering", 1.0, NAN)),
+            *((2, "idle", 0.0, NAN), (2, "non-finite", 4.0, 17.0)),
+            (3, "unjudged", NAN, NAN),
+        ],
+        columns=["seed", "fault_outcome", "deviation_max", "nonfinite_step"],
+    )
+    assert METRICS["harmed"].bounds(table)["low"].to_dict() == {1: 0.5, 2: 1.0}, "what did nothing does not count"
+    assert METRICS["nonfinite"].bounds(table)["low"].to_dict() == {1: 0.0, 2: 0.5}, "3 has fewer trials"
+    found = METRICS["deviation"].bounds(table)
+    assert found.loc[1].tolist() == pytest.approx([np.log(1e-3) / 2] * 2), "nothing counts as a thousandth of a nat"
+    assert found.loc[2, "low"] == pytest.approx((np.log(1e-3) + np.log(4)) / 2) and found.loc[2, "high"] == np.inf
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"of": {"mitigation": "qk_nrom"}}, "claim=mine: of: mitigation=qk_nrom: no trial has it; allowed: none, qk"),
+        ({"against": {"widht": 16}}, "claim=mine: against: widht=16: unknown key; allowed keys: "),
+        ({"against": {"seed": 100}}, "claim=mine: of=mitigation=qk_norm: shares 2 trials with seed=100"),
+        ({"cells": ["widht"]}, "claim=mine: cells: widht: is no coordinate of these trials; allowed: "),
+    ],
+)
+def test_arms_and_cells_that_no_trial_has(tmp_path: Path, changes: dict, reason: str) -> None:
+    """Before anything is trained."""
+    with pytest.raises(ConfigError) as error:
+        trials_of(claims(own(tmp_path, **changes))["mine"])
+    assert any(line.startswith(reason) for line in error.value.reasons), error.value.reasons
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"threshold": 0.0}, "threshold=0.0: no margin; allowed: above 0"),
+        ({"metric": "best_rate", "unit": "ratio", "threshold": 1.0}, "threshold=1.0: no margin; allowed: above 1"),
+        ({"metric": "largest(grad_norm)"}, "unit=nat/token: not that of largest(grad_norm); allowed: ratio"),
+        ({"against": {}}, "against={}: not keys and values"),
+    ],
+)
+def test_thresholds_and_units(tmp_path: Path, changes: dict, reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        claims(own(tmp_path, **changes))
+    assert any(reason in line for line in error.value.reasons), error.value.reasons
+
+
+def test_a_registration_does_not_depend_on_what_follows_from_the_rest(tmp_path: Path) -> None:
+    """A unit is that of the metric; without another arm it is the claim's own."""
+    one = claims(own(tmp_path))["mine"].registration
+    assert claims(own(tmp_path, threshold=4.0))["mine"].registration != one
+    alone = {"against": None, "metric": "largest(grad_norm)", "unit": "1"}
+    names = {claims(own(tmp_path, **alone | {"unit": unit}))["mine"].registration for unit in ("1", "2")}
+    assert len(names) == 2
+
+
+# --- from end to end ---------------------------------------------------------------------------------------------
+
+FAULTY = {
+    "sweep": [*TINY, "fault=last_bit,nan_gradient", "fault.start=2"],
+    "metric": "harmed",
+    "of": {"fault": "nan_gradient"},
+    "against": {"fault": "last_bit"},
+    "claimed": "above",
+    "threshold": 0.5,
+    "unit": "share",
+    "control": {"metric": "nonfinite", "above": -1.0, "because": "there is none"},
+}
+
+
+def test_claims_of_one_arm_and_of_faults(tmp_path: Path, capsys) -> None:
+    """And of a part of the trials nothing is said."""
+    folder, out = own(tmp_path, **FAULTY), tmp_path / "out"
+    command.write_yaml(folder, "claim/alone.yaml", (folder / "claim" / "mine.yaml").read_text())
+    alone = {"sweep": [*TINY], "of": {"mitigation": "none"}, "against": None, "metric": "mean(learning_rate)"}
+    alone |= {"claimed": "above", "threshold": 1e-5, "unit": "1"}
+    alone["control"] = {"metric": "mean(loss)", "above": 1.0, "because": "there has to be a loss"}
+    (folder / "claim" / "alone.yaml").write_text((own(tmp_path / "b", **alone) / "claim" / "mine.yaml").read_text())
+    words = (f"out={out}", "--config-dir", str(folder), ONE)
+    status, said, err = call(capsys, "run", "mine", "alone", *words)
+    assert status == 0, err
+    both = trained.verdicts(out, [claims(folder)[name] for name in ("mine", "alone")])
+    assert [one.verdict for one in both] == [CONFIRMED, CONFIRMED] and not any(one.is_exploratory for one in both)
+    (cell,) = both[0].cells
+    assert (cell.judged.mean, cell.judged.low, cell.judged.high) == (1.0, 1.0, 1.0)
+    (cell,) = both[1].cells
+    sweep = analysis.open_sweep(out)
+    clean = sweep.sel(trial=sweep.fault == "none")
+    assert cell.judged.mean == pytest.approx(float(np.exp(np.log(clean.learning_rate.mean("step")).mean())), rel=1e-5)
+    assert cell.control == pytest.approx(float(np.exp(np.log(clean.loss.mean("step")).mean())), rel=1e-5)
+    # With more seeds in the claim the folder holds a part of its trials.
+    own(tmp_path, **FAULTY, seeds=8)
+    said = call(capsys, "verdict", str(out), "mine", "--config-dir", str(folder))[1]
+    assert "unfinished: 8 of 16 trials" in " ".join(said.split()) and "confirmed" not in said
+
+
+def test_findings_are_put_into_a_table(tmp_path: Path, capsys) -> None:
+    """Rows of other claims stay, and go once the claim is another one; what is refuted stands first."""
+    folder, out, page = own(tmp_path), tmp_path / "out", tmp_path / "findings.md"
+    page.write_text(f"# Mine\n\n{FIRST}\n{LAST}\n\nThe end.\n")
+    words = ("--config-dir", str(folder))
+    assert call(capsys, "run", "mine", f"out={out}", *words, ONE)[0] == 0
+    assert call(capsys, "verdict", str(out), "--page", str(page), *words)[0] == 0
+    text = page.read_text()
+    assert text.startswith("# Mine\n\n<!-- verdicts -->\n\n1 confirmed.\n") and text.endswith(
+        "<!-- end -->\n\nThe end.\n"
+    )
+    row = next(line for line in text.splitlines() if line.startswith("| `mine`: "))
+    (verdict,) = trained.verdicts(out, [claims(folder)["mine"]])
+    (cell,) = verdict.cells
+    assert f"width=16: {cell.judged.mean:.3g} [{cell.judged.low:.3g}, {cell.judged.high:.3g}]" in row
+    assert f"registration {claims(folder)['mine'].registration[:8]} |" in row and "| **confirmed** |" in row
+    assert "<svg" in page.with_suffix(".svg").read_text()
+    # Another claim, which is refuted.
+    other = own(tmp_path / "b", claim="It is worse", claimed="above", threshold=5.0)
+    (folder / "claim" / "worse.yaml").write_text((other / "claim" / "mine.yaml").read_text())
+    assert call(capsys, "run", "worse", f"out={tmp_path / 'more'}", *words, ONE)[0] == 0
+    assert call(capsys, "verdict", str(tmp_path / "more"), "--page", str(page), *words)[0] == 0
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    assert [line.split("`")[1] for line in lines] == ["worse", "mine"] and lines[1] == row
+    assert f"**{REFUTED}**" in lines[0] and "1 refuted, 1 confirmed." in page.read_text()
+    # Nothing new: the same page. A changed claim is not trained any more.
+    before = page.read_text()
+    write_findings(page, [], claims(folder))
+    assert page.read_text() == before
+    own(tmp_path, threshold=4.0)
+    write_findings(page, [], claims(folder))
+    assert "| `mine`" not in page.read_text()
+    assert "`mine`" in page.read_text().partition("Not trained yet: ")[2]
+
+
+def test_a_page_without_the_table_is_refused(tmp_path: Path) -> None:
+    for text in ("", f"{LAST}\n{FIRST}"):
+        (tmp_path / "page.md").write_text(text)
+        with pytest.raises(ConfigError, match="page.md: has no table; allowed: a page with a line <!-- verdicts -->"):
+            write_findings(tmp_path / "page.md", [], claims())
+    with pytest.raises(ConfigError, match="nowhere.md: No such file"):
+        write_findings(tmp_path / "nowhere.md", [], claims())
+
+
+def test_the_page_of_the_documentation_is_that_of_our_claims(tmp_path: Path) -> None:
+    """No row of a claim that has changed since, and every other one named."""
+    copy = tmp_path / "claims.md"
+    copy.write_text(PAGE.read_text())
+    write_findings(copy, [], claims())
+    assert copy.read_text() == PAGE.read_text()
+    assert MINE["claim"] not in PAGE.read_text()
