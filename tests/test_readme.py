@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from sweeps.claims.measured import METRICS
-from sweeps.claims.registered import OF_TRIALS
+from sweeps.claims.registered import MORE, OF_TRIALS
+from sweeps.claims.summaries import FORMS
 from sweeps.commands.console import run
 from tests.documented import commands, words_of
 
@@ -203,8 +204,14 @@ def test_the_claims_of_the_guide_can_be_planned(home: Path, capsys: pytest.Captu
     (home / "mine" / "claim" / "qk_norm_at_depth.yaml").write_text(text)
     line = "stability-harness claims run qk_norm_at_depth out=o plan=true --config-dir mine"
     assert "1 claim, 96 trials in all" in command(line, home, capsys)
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, flags=re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"\w+", row)} == {*OF_TRIALS, "opposite"} - {"seeds"}
+    keys, metrics = page.split("| metric | of each seed |")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", keys, flags=re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == {*OF_TRIALS, *MORE} - {"seeds"}
+    cells = re.findall(r"^\| (`.+?`) \((.+?)\) \|", metrics, flags=re.MULTILINE)
+    told = {name.split("(")[0]: unit for cell, unit in cells for name in re.findall(r"`([^`]+)`", cell)}
+    units = {name: metric.unit for name, metric in METRICS.items()}
+    units |= {name: "ratio" if form.is_ratio else "share" for name, form in FORMS.items()}
+    assert told == units
     assert all(f"`{name}`" in page for name in METRICS)
 
 

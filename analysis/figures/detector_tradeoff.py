@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from analysis.figures.drawing import Drawing, looks, page
+from analysis.figures.legends import legend_below
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.detectors import PER, measured, watched
 from analysis.measures.known_faults import DAMAGING, KnownFaults
@@ -44,7 +45,7 @@ def drawn_tradeoff(sweep: xr.Dataset, incidents: KnownFaults, names: Sequence[st
         place = panel.get_xaxis_transform()
         panel.text(TRAINSDC, 1.01, "TrainSDC", ha="center", color="0.4", fontsize="small", transform=place)
         panel.set(xlabel="false alarms in 1,000 clean steps", ylabel="damaging incidents seen [%]", ylim=(0, 100))
-        figure.legend(loc="outside right upper", frameon=False, title="detector (recall, own constants)")
+        legend_below(figure, panel.get_legend_handles_labels()[0], most=3, title="detector (recall, own constants)")
     caption = (
         f"Recall of {damaging} faults that moved the final loss by more than ten clean envelopes or ended in NaN, "
         f"against false alarms in {steps:,} clean steps, as all thresholds of a detector move from {FACTORS[0]:g} to "

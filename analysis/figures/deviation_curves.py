@@ -150,4 +150,4 @@ def _legend(figure: Figure, table: pd.DataFrame, names: Sequence[str], has_envel
     else:
         handles.append(Line2D([], [], linestyle="none", label="no clean envelope"))
     handles += signs(names)
-    legend_below(figure, handles, most=2 * columns, frameon=False)
+    legend_below(figure, handles, most=2 * columns)

@@ -6,6 +6,7 @@ import pandas as pd
 
 from analysis.figures.detector_tradeoff import draw_detectors
 from analysis.figures.drawing import Drawing, page
+from analysis.figures.legends import legend_below
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.detectors import PER, measured, watched
 from analysis.measures.early_warning import HORIZON, unaided, warning_table
@@ -35,9 +36,8 @@ def early_warning(results: Results) -> Drawing:
         panels[0].axhline(0, color="0.5", linewidth=1)
         longest = 1 if table["lead"].isna().all() else MOST * table["lead"].max()
         panels[1].set(xlabel=text, ylabel="median lead of the warnings [steps]", ylim=(0, longest))
-        handles, labels = panels[0].get_legend_handles_labels()
-        title = "detector (warned of, by chance)"
-        figure.legend(handles, labels, loc="outside right upper", frameon=False, title=title)
+        handles = panels[0].get_legend_handles_labels()[0]
+        legend_below(figure, handles, most=4, title="detector (warned of, by chance)")
     caption = (
         f"{int(runs['is_lost'].sum())} runs without a fault that ended badly, and {int((~runs['is_lost']).sum())} that "
         f"ended well. Warned: an alarm in the {HORIZON} steps before the loss gave up half of what was learned; by "

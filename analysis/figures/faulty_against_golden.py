@@ -66,7 +66,7 @@ def faulty_against_golden(results: Results) -> Drawing:
             strike_patch(),
             Line2D([], [], **END, linestyle="none", label=lost),
         ]
-        legend_below(figure, [*handles, *signs(mitigations)], most=4, frameon=False)
+        legend_below(figure, [*handles, *signs(mitigations)], most=4)
     return Drawing(
         figure,
         "Training loss of a faulty trial and of its golden twin, which is the same trial without the fault, and below "

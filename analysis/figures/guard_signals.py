@@ -57,7 +57,7 @@ def guard_signals(results: Results) -> Drawing:
             panel.set_axis_off()
         handles: list[Artist] = [Line2D([], [], **_look(name, parts), label=f"mitigation: {name}") for name in series]
         handles += [*([strike_patch(STRIKE)] if spans else []), *signs(series)]
-        legend_below(figure, handles, frameon=False)
+        legend_below(figure, handles)
     trials = f"{count(len(table), 'trial')}{_where(table)}"
     caption = f"What guards showed of {trials}: at each step the median over seeds, a line a mitigation and fault."
     return Drawing(figure, caption + left_out)

@@ -13,11 +13,9 @@ from matplotlib.lines import Line2D
 from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.legends import legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import MOST_SERIES, chosen, mark_widths, series_of, with_widths
+from analysis.figures.series import MOST_SERIES, beside, chosen, mark_widths, series_of, with_widths
 from analysis.measures import metrics
 from harness.objectives.outcome import TRAINED
-
-APART = 1.05  # the factor between neighbouring lines on the axis of widths
 
 
 def edge_table(ds: xr.Dataset) -> pd.DataFrame:
@@ -61,8 +59,8 @@ def largest_stable_rate(results: Results) -> Drawing:
         panel = figure.subplots()
         for position, (name, look) in enumerate(looks(shown).items()):
             line = table[table["series"] == name]
-            _draw(panel, line.assign(x=line["width"] * APART ** (position - (len(shown) - 1) / 2)), look)
-        panel.set(xscale="log", yscale="log", xlabel="width", ylabel="peak learning rate")
+            _draw(panel, line.assign(x=beside(line["width"], widths, position, len(shown))), look)
+        panel.set(yscale="log", xlabel="width", ylabel="peak learning rate")
         mark_widths(panel, widths)
         rates = table[["stable", "unstable"]].stack()
         panel.set_ylim(rates.min() / 2, rates.max() * 2)

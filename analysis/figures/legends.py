@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
@@ -23,14 +22,14 @@ def signs(names: Iterable[str]) -> list[Line2D]:
     return [Line2D([], [], linestyle="none", label=words)] if is_marked else []
 
 
-def legend_below(figure: Figure, handles: Sequence[Artist], most: int = 2, **look: Any) -> None:
+def legend_below(figure: Figure, handles: Sequence[Artist], most: int = 2, title: str = "") -> None:
     """A legend under the panels in at most so many columns, as many as fit; the figure grows where one does not."""
     labels = [str(handle.get_label()) for handle in handles]
     width = max(figure.get_figwidth(), _width(labels))
     columns = next((number for number in range(min(most, len(labels)), 1, -1) if _fits(labels, number, width)), 1)
     more = math.ceil(len(labels) / columns) - math.ceil(len(labels) / most)
     figure.set_size_inches(width, figure.get_figheight() + LINE * more)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, **look)
+    figure.legend(handles=handles, title=title or None, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _fits(labels: Sequence[str], columns: int, width: float) -> bool:

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from analysis.figures.drawing import CROSS, Drawing, looks, page, panels_in_grid
 from analysis.figures.legends import LINE, legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import MOST_SERIES, chosen, dodged, series_of
+from analysis.figures.series import MOST_SERIES, chosen, nested, series_of
 from analysis.measures import metrics
 from analysis.reading.acted import BASELINE
 from analysis.reading.levels import in_order, is_level
@@ -56,7 +56,7 @@ def loss_against_rate(results: Results) -> Drawing:
                 level = start.loc[is_level(start["width"], width), "initial_loss"].mean()
                 panel.axhline(level, color="0.4", linestyle=":", linewidth=1.4, zorder=1)
             panel.set_title("no width" if pd.isna(width) else f"width {width:g}")
-        legend_below(figure, handles, frameon=False)
+        legend_below(figure, handles)
     seeds = metrics.seed_numbers(table).nunique()
     crosses = f"crosses are the {count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"
     caption = (
@@ -80,13 +80,12 @@ def _start(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None:
     panel.set_xscale("log")
     for position, (name, look) in enumerate(looks(series).items()):
-        line = table[table["series"] == name]
-        line = line.assign(lr=dodged(line["lr"], position, len(series)))
+        line, size = table[table["series"] == name], nested(position, len(series))
         means = line.groupby("lr")["capped_loss"].mean().dropna()
-        panel.plot(means.index, means, color=look["color"], linewidth=1.8)
+        panel.plot(means.index, means, color=look["color"], linewidth=1.8 * size)
         finite, lost = line[line["nonfinite_step"].isna()], line[line["nonfinite_step"].notna()]
-        panel.scatter(finite["lr"], finite["capped_loss"], **look, s=16, zorder=3, alpha=0.8)
-        panel.scatter(lost["lr"], lost["capped_loss"], **look | {"marker": "x"}, s=55, zorder=4, linewidth=1.8)
+        panel.scatter(finite["lr"], finite["capped_loss"], **look, s=16 * size**2, zorder=3, alpha=0.8)
+        panel.scatter(lost["lr"], lost["capped_loss"], **look | {"marker": "x"}, s=55 * size, zorder=4, linewidth=1.8)
 
 
 def _handles(series: Sequence[str], has_crosses: bool, initial: str | None) -> list[Line2D]:

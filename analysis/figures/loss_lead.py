@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures.drawing import Drawing, page
+from analysis.figures.legends import legend_below
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.detectors import measured
 from analysis.measures.lead import DETECTOR, SIGNAL, lead_table, leads
@@ -43,8 +44,7 @@ def loss_lead(results: Results) -> Drawing:
             panel.grid(False, axis="y")
         figure.align_ylabels()
         panels[-1].set_xlabel("share of the spikes [%]")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        legend_below(figure, panels[0].get_legend_handles_labels()[0], most=3)
     caption = (
         "When each signal left the range of its golden run, and each detector had an alarm, relative to the step at "
         f"which the loss left its own, in {len(found)} faults whose loss did."

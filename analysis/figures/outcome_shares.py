@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from analysis.figures.drawing import Drawing, page
+from analysis.figures.legends import legend_below
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.judged_faults import COLOURS, fault_table, idle_words
 from analysis.measures.outcomes import IDLE, LINGERING, MASKED, OUTCOMES, RECOVERED
@@ -39,7 +40,7 @@ def outcome_shares(results: Results) -> Drawing:
         panels[-1].set_xlabel("share of the faults [%]")
         figure.align_ylabels()
         handles = [Patch(color=COLOURS[outcome], label=outcome) for outcome in OUTCOMES]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(OUTCOMES), frameon=False)
+        legend_below(figure, handles, most=len(OUTCOMES))
     caption = f"Outcomes of {count(len(table), 'fault')} by {groups['site'][1]} and by {what}; numbers are faults."
     if left_out := int((studied(results.judged)["fault_outcome"].values != IDLE).sum()) - len(table):
         caption += f" {count(left_out, 'fault')} unfinished or without a golden twin to judge by not counted."

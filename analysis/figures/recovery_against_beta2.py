@@ -151,4 +151,4 @@ def _legend(figure: Figure, faults: Sequence[str], table: pd.DataFrame, has_dots
     }
     for label, (look, is_there) in symbols.items():
         handles += [Line2D([], [], color="0.4", linestyle="none", label=label, **look)] if is_there else []
-    legend_below(figure, handles, frameon=False)
+    legend_below(figure, handles)

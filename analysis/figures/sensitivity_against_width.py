@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from analysis.figures.drawing import Drawing, looks, page
-from analysis.figures.legends import signs
+from analysis.figures.legends import LINE, legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, mark_widths, series_of, with_widths
+from analysis.figures.series import MOST_SERIES, beside, chosen, mark_widths, series_of, with_widths
 from analysis.measures import metrics
-
-MOST_NAME = 21  # letters of a name beside a figure of the usual width
 
 
 @drawn_from(Needs.SWEEP, place=3, points="x=width&y=final_validation_loss&colour=mitigation")
@@ -26,21 +26,19 @@ def sensitivity_against_width(results: Results) -> Drawing:
     series, left_out = chosen(table.groupby("series")["sensitivity"].mean(), MOST_SERIES)
     table = table[table["series"].isin(series)]
     widths = sorted(table["width"].unique())
-    with page(6.6 + LETTER * max(0, max(map(len, series)) - MOST_NAME), 4.6) as figure:
+    with page(6.4, 4.6 + LINE * math.ceil(len(series) / 2)) as figure:
         panel = figure.subplots()
-        panel.set_xscale("log", base=2)
         for position, (name, look) in enumerate(looks(series).items()):
             line = table[table["series"] == name].sort_values("width")
             value = line["sensitivity"]
             reach = np.array([value - line["low"], line["high"] - value]).clip(min=0)
-            panel.errorbar(dodged(line["width"], position, len(series)), value, reach, **look, capsize=4, label=name)
+            x = beside(line["width"], widths, position, len(series))
+            panel.errorbar(x, value, reach, **look, capsize=4, label=f"mitigation: {name}")
         mark_widths(panel, widths)
         panel.set_ylim(bottom=min(0, *panel.get_ylim()))
         panel.set(title="Learning-rate sensitivity against width", xlabel="width of the model")
         panel.set_ylabel("LR sensitivity [nat/token]")
-        figure.legend(title="mitigation", loc="outside right upper", frameon=False)
-        if marks := signs(series):
-            figure.legend(handles=marks, loc="outside lower left", frameon=False)
+        legend_below(figure, [*panel.get_legend_handles_labels()[0], *signs(series)])
     seeds = int(table["seeds"].max())
     bars = f"bars are 95% intervals over {seeds} seeds and the held-out text"
     bars = bars if seeds > 1 else "one seed, so no intervals"

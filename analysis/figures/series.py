@@ -7,14 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from analysis.reading.acted import BASELINE
 from analysis.reading.levels import word
 
-# Neighbouring series stand the first factor apart on a log axis, so that their markers do not hide each other, and all
-# of them within the second, so that they do not reach the next width.
-DODGE, SPREAD = 1.06, 1.35
+SPREAD = 0.3  # of the distance between two widths, over which the points of several series stand
 MOST_SERIES = 10  # lines of a panel that can be told apart
 LETTER = 0.085  # inches: of a legend's letter at most, on average
 
@@ -66,15 +63,18 @@ def with_widths(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return table[has_width], f" Not shown: {number} without a width." if number else ""
 
 
-def dodged(values: pd.Series, position: int, count: int) -> pd.Series:
-    """Values of a logarithmic axis, moved aside so that the points of `count` series do not cover each other."""
-    factor = min(DODGE, SPREAD ** (1 / max(1, count - 1)))
-    return values * factor ** (position - (count - 1) / 2)
+def nested(position: int, count: int) -> float:
+    """How large a line or a marker of a series is, against the usual one: those that coincide are all seen."""
+    return 1.8 - 0.8 * position / max(1, count - 1)
+
+
+def beside(values: pd.Series, widths: Sequence[float], position: int, count: int) -> np.ndarray:
+    """Places on an axis that has the `widths` side by side, a little aside for each of `count` series."""
+    places: np.ndarray = pd.Index(widths).get_indexer(values)
+    return places + SPREAD * ((position + 0.5) / count - 0.5)
 
 
 def mark_widths(panel: Axes, widths: Sequence[float]) -> None:
-    """Ticks of a logarithmic axis at the models' widths alone."""
-    panel.xaxis.set_major_locator(FixedLocator(widths))
-    panel.xaxis.set_minor_locator(NullLocator())
-    panel.xaxis.set_major_formatter(ScalarFormatter())
-    panel.set_xlim(widths[0] / 1.4, widths[-1] * 1.4)
+    """Ticks at the models' widths, which stand side by side."""
+    panel.set_xticks(range(len(widths)), [f"{width:g}" for width in widths])
+    panel.set_xlim(-0.5, len(widths) - 0.5)
