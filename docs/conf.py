@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -12,6 +14,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from generated import write_reference  # noqa: E402
 from pygments.lexers.special import TextLexer  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
+from sphinx_gallery.scrapers import figure_rst  # noqa: E402
 
 from harness.basics.version import version as harness_version  # noqa: E402
 
@@ -52,7 +55,17 @@ html_theme_options = {
 html_sidebars = {"index": []}
 html_show_sourcelink = False
 
+
+def written_pictures(block: Any, variables: dict[str, Any], gallery: dict[str, Any]) -> str:
+    """Shows the pictures that a tutorial's block has written into its `folder`, in that order."""
+    folder = variables["example_globals"].get("folder")
+    written = sorted(Path(folder).glob("*.png"), key=lambda file: file.stat().st_mtime_ns) if folder else []
+    shown = [shutil.move(file, next(variables["image_path_iterator"])) for file in written]
+    return str(figure_rst(shown, gallery["src_dir"]))
+
+
 sphinx_gallery_conf = {
+    "image_scrapers": ("matplotlib", written_pictures),
     "examples_dirs": "tutorials/scripts",
     "gallery_dirs": "tutorials",
     "filename_pattern": r"/\d\d_",  # every one of them is run

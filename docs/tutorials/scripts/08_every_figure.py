@@ -18,31 +18,52 @@ folder = Path(tempfile.mkdtemp())
 small = ("model.depth=2", "model.head_dim=8", "model.context=32", "train.batch=4", "schedule.warmup=5", "idle=warn")
 
 
-def draw(of: str, *names: str) -> None:
+def train(out: str, *words: str) -> None:
+    """A sweep of small models into a folder of that name."""
+    sweeps.run([*small, *words], out=folder / out, progress=False)
+
+
+def draw(out: str, *names: str) -> None:
     """The command line, for each of these figures."""
     for name in names:
-        print(f"$ stability-harness figure {name} {of} {name}.png")
-        assert run(["figure", name, str(folder / of), str(folder / f"{name}.png")]) == 0, name
+        print(f"\n$ stability-harness figure {name} {out} {name}.png")
+        assert run(["figure", name, str(folder / out), str(folder / f"{name}.png")]) == 0, name
 
 
-words = [*small, "model.width=16,32", "train.steps=60", "train.validate_every=30", "seed=range(3)"]
-words += ["mitigation=none,qk_norm,sandwich", "optim.lr=1e-2,1e-1,1,4"]
-grid = sweeps.run(words, out=folder / "grid", progress=False)
+grid = ("model.width=16,32", "train.steps=60", "train.validate_every=30", "seed=range(3)", "optim.lr=1e-2,1e-1,1,4")
+train("grid", *grid, "mitigation=none,qk_norm,sandwich")
 draw("grid", "loss_against_rate", "largest_stable_rate", "sensitivity_against_width", "mitigation_map")
 
 # %%
-# Flipped bits in what modules give and in weights, and poisoned batches, under two decays of Adam's second moment.
+# Flipped bits in weights and in what modules give, and poisoned batches, under two decays of Adam's second moment.
 # Trials with ``last_bit`` measure how far correct runs drift apart.
 
-words = [*small, "model.width=16", "train.steps=120", "train.validate_every=60", "optim.lr=1e-2", "seed=range(4)"]
-words += ["optim.beta2=0.9,0.99", "fault.start=70,90"]
-flips = ["fault=bit_flip,rare_tokens,last_bit", "fault.site=weight,activation"]
-sweeps.run([*words, "fault=rare_tokens,last_bit"], out=folder / "flips", progress=False)
-for site in ("weight", "activation"):
-    sweeps.run([*words, "fault=bit_flip", f"fault.site={site}"], out=folder / "flips", progress=False)
+run_of = ("model.width=16", "train.steps=120", "train.validate_every=60", "optim.lr=1e-2")
+train("flips", *run_of, "optim.beta2=0.9,0.99", "fault=rare_tokens,last_bit", "fault.start=70", "seed=range(4)")
+flips = ("fault=bit_flip", "fault.site=weight,activation", "fault.samples=25", "fault.start=70")
+train("flips", *run_of, "optim.beta2=0.99", *flips)
 draw("flips", "faulty_against_golden", "outcome_shares", "deviation_curves", "recovery_against_beta2")
 
 # %%
-# The same, by what was struck and by what saw it.
+# The same faults by what was struck, and by what saw them.
 
 draw("flips", "vulnerability_map", "module_flips", "detector_tradeoff", "loss_lead")
+
+# %%
+# What playbooks save, what a detector sees, and what warns of runs that diverge by themselves.
+
+answers = ("fault=none,weight_bit,last_bit", "fault.start=80", "playbook=none,rerun", "detect=running_mean")
+train("answers", *run_of, *answers, "seed=range(3)")
+draw("answers", "playbooks_compared", "guard_signals")
+train("edge", *run_of[:-1], "optim.lr=1e-2,1,2,3", "seed=range(4)")
+draw("edge", "early_warning")
+
+# %%
+# Searches: the largest stable rate by bisection, and the front of two aims.
+
+search = ("model.width=16", "train.steps=40", "mitigation=none,qk_norm")
+train("edges", *search, "search=max_stable_lr", "search.tolerance=1.5")
+draw("edges", "search_history")
+front = ("search=pareto", "search.trials=6", "optim.clip=tag(log,interval(0.1,10))")
+train("front", *search, *front, "fault=rare_tokens", "fault.start=20")
+draw("front", "pareto_front")
