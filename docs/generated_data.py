@@ -40,7 +40,8 @@ TINY += ["data.vocabulary=32", "data.length=2000", "fault=none,weight_bit", "fau
 def figures_page() -> str:
     """Every figure by name: what it shows, and of which sweeps."""
     lines = ["# Figures", "", "`stability-harness figure NAME OUT FILE` writes one, as `.svg`, `.pdf` or `.png`;"]
-    lines += ["`--width 3.3in --font 8 --no-title` fits it to a paper.", "", "| name | shows | of |", "|---|---|---|"]
+    lines += ["`--width 3.3in --font 8 --no-title` fits it to a paper. The last of the"]
+    lines += ["[tutorials](../tutorials/index.rst) draws them all.", "", "| name | shows | of |", "|---|---|---|"]
     for name, figure in figures(*Needs).items():
         module = sys.modules[figure.draw.__module__]
         lines.append(f"| `{name}` | {_first(module.__doc__ or '')} | {FROM[figure.needs]} |")

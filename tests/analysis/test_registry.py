@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 from analysis.commands.figure import figure_names
 from analysis.figures.registry import Needs, figures
@@ -20,6 +22,14 @@ NAMES = {
 def test_all_are_found_in_the_order_of_the_pages() -> None:
     assert {needs: [*figures(needs)] for needs in Needs} == NAMES
     assert figure_names() == [name for names in NAMES.values() for name in names]
+
+
+def test_the_gallery_draws_every_one() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tutorials" / "scripts" / "08_every_figure.py").read_text()
+    drawn = [
+        name for call in re.findall(r"^draw\((.*)\)$", text, re.MULTILINE) for name in re.findall(r'"(\w+)"', call)[1:]
+    ]
+    assert sorted(drawn) == sorted(figure_names())
 
 
 def test_a_figure_is_named_as_its_file_and_no_two_have_one_place() -> None:

@@ -15,12 +15,12 @@ import sweeps
 from sweeps.commands.console import run
 
 folder = Path(tempfile.mkdtemp())
-small = ("model.depth=2", "model.head_dim=8", "model.context=32", "train.batch=4", "schedule.warmup=5", "idle=warn")
+small = ("model.depth=2", "model.head_dim=8", "model.context=32", "train.batch=4", "idle=warn")
 
 
-def train(out: str, *words: str) -> None:
+def train(out: str, *words: str, warmup: int = 5) -> None:
     """A sweep of small models into a folder of that name."""
-    sweeps.run([*small, *words], out=folder / out, progress=False)
+    sweeps.run([*small, f"schedule.warmup={warmup}", *words], out=folder / out, progress=False)
 
 
 def draw(out: str, *names: str) -> None:
@@ -55,7 +55,7 @@ draw("flips", "vulnerability_map", "module_flips", "detector_tradeoff", "loss_le
 answers = ("fault=none,weight_bit,last_bit", "fault.start=80", "playbook=none,rerun", "detect=running_mean")
 train("answers", *run_of, *answers, "seed=range(3)")
 draw("answers", "playbooks_compared", "guard_signals")
-train("edge", *run_of[:-1], "optim.lr=1e-2,1,2,3", "seed=range(4)")
+train("edge", *run_of[:-1], "optim.lr=1e-2,1,2,4", "schedule.decay=constant", "seed=range(4)", warmup=60)
 draw("edge", "early_warning")
 
 # %%
