@@ -1,7 +1,7 @@
 """`stability-harness claims`: what is claimed of training, how it is tested, and what came of it.
 
 claims [NAME ...]              a line for each, or all that is known of some
-claims run NAME ... out=OUT    register them and train what is missing
+claims run NAME ... out=OUT    register them and train what is missing; --tag TAG, --all
 claims verdict OUT [NAME ...]  what the trials in OUT say
 """
 
@@ -44,7 +44,7 @@ def print_claims(names: Sequence[str], tag: str | None, folder: Path | None, con
     console.print(table)
 
 
-def run_claims(given: Sequence[str], tag: str | None, folder: Path | None, console: Console) -> int:
+def run_claims(given: Sequence[str], tag: str | None, is_all: bool, folder: Path | None, console: Console) -> int:
     """Register claims, train what they need in one sweep, and once more with twice the seeds what is undecided.
 
     Of what is `given`, `out=OUT` says where, and other words with `=` are for the run. Returns the exit status. Raises
@@ -55,6 +55,9 @@ def run_claims(given: Sequence[str], tag: str | None, folder: Path | None, conso
     names = [word for word in given if "=" not in word]
     if len(places) != 1:
         raise ConfigError(f"out: given {len(places)} times; allowed: once, such as out=results/claims")
+    if (bool(names) or tag is not None) is is_all:
+        told = "with NAME or --tag" if is_all else "missing, as NAME and --tag are"
+        raise ConfigError(f"--all: {told}; allowed: NAME ..., --tag TAG, or --all")
     check_of_run(words)
     known = chosen(names, tag, folder)
     tested = [claim for claim in known if claim.trials is not None]

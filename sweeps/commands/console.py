@@ -169,10 +169,12 @@ def _claims(arguments: list[str]) -> int | None:
     if act == "verdict":
         parser.add_argument("out", metavar="OUT", type=Path, help="results folder of claims run")
         parser.add_argument("--page", metavar="FILE", type=Path, help="a page whose table of verdicts takes them, too")
-    what = {"": "all that is known of these; default: a line for each", "run": "which; default: all that take trials"}
+    what = {"": "all that is known of these; default: a line for each", "run": "which"}
     parser.add_argument("names", metavar="NAME", nargs="*", help=what.get(act, "which; default: all registered there"))
     if act != "verdict":
         parser.add_argument("--tag", metavar="TAG", help="those with it, such as formats, optimizers or learning_rate")
+    if act == "run":
+        parser.add_argument("--all", action="store_true", help="all that take trials: hours")
     parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="with claims of your own, in DIR/claim/")
     options = parser.parse_intermixed_args(arguments[1:] if act else arguments)
     from harness.basics.terminal import Terminal
@@ -181,7 +183,7 @@ def _claims(arguments: list[str]) -> int | None:
     if act == "verdict":
         return claims.print_verdicts(options.out, options.names, options.config_dir, Terminal(), options.page)
     if act == "run":
-        return claims.run_claims(options.names, options.tag, options.config_dir, Terminal())
+        return claims.run_claims(options.names, options.tag, options.all, options.config_dir, Terminal())
     claims.print_claims(options.names, options.tag, options.config_dir, Terminal())
     return None
 

@@ -222,6 +222,8 @@ def test_a_cell_that_cannot_run_is_told(tmp_path: Path, capsys) -> None:
         (("run", "fp16_range", "out=o"), "NAME=fp16_range: is decided by arithmetic"),
         (("run", "--tag", "costs", "out=o"), "--tag costs: none of its claims is decided by trials"),
         (("run", "nope", "out=o"), "claim=nope: unknown claim"),
+        (("run", "out=o"), "--all: missing, as NAME and --tag are; allowed: NAME ..., --tag TAG, or --all"),
+        (("run", "--all", "--tag", "costs", "out=o"), "--all: with NAME or --tag; allowed: NAME ..., "),
         (("verdict", "/nowhere"), "/nowhere"),
         (("run", "qk_norm_sensitivity", "out=o", "optim.lr=1"), "optim.lr=1: is not of the run"),
         (("run", "qk_norm_sensitivity", "out=o", "study=depth"), "study=depth: is not of the run"),
