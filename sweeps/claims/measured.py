@@ -62,10 +62,17 @@ def _by_seed(table: pd.DataFrame, values: pd.Series) -> pd.Series:
 # --- of a range of learning rates --------------------------------------------------------------------------------
 
 
-def _best_loss(table: pd.DataFrame) -> pd.Series:
-    """Final validation loss at the arm's own best rate, which is that of the lowest mean over seeds."""
+def _best_loss(table: pd.DataFrame) -> pd.DataFrame:
+    """Final validation loss at the arm's own best rate, which is that of the lowest mean over seeds.
+
+    Where that is the first or the last rate, a better one may lie beyond it, and the loss is known from above alone.
+    """
     losses = _by_rate(table, "capped_loss")
-    return losses[losses.mean().idxmin()] if losses.size else losses.sum(axis=1)
+    if not losses.size:
+        return pd.DataFrame({"low": [], "high": []}, dtype=float)
+    best = int(losses.mean().to_numpy().argmin())
+    high = losses.iloc[:, best]
+    return pd.DataFrame({"low": high if 0 < best < losses.shape[1] - 1 else -np.inf, "high": high})
 
 
 def _sensitivity(table: pd.DataFrame) -> pd.Series:
@@ -143,7 +150,7 @@ def _harmed(table: pd.DataFrame) -> pd.Series:
 
 
 METRICS = {
-    "best_loss": SeedMetric("nat/token", _measured(_best_loss)),
+    "best_loss": SeedMetric("nat/token", _best_loss),
     "sensitivity": SeedMetric("nat/token", _measured(_sensitivity)),
     "stable_rate": SeedMetric("ratio", _stable_rate, is_ratio=True),
     "best_rate": SeedMetric("ratio", _best_rate, is_ratio=True),

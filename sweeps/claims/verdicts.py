@@ -21,7 +21,10 @@ Claimed = Literal["below", "above", "within"]
 
 @dataclass(frozen=True)
 class JudgedEffect:
-    """A verdict on one effect: its mean over pairs of seeds, a 95% interval, and the p-value of the threshold."""
+    """A verdict on one effect: its mean over pairs of seeds, and a 95% interval.
+
+    `p` is that of the threshold against the claimed side; against the other one, where the claim is refuted.
+    """
 
     verdict: str
     mean: float
@@ -48,7 +51,8 @@ def judge(low: np.ndarray, high: np.ndarray, claimed: Claimed, threshold: float,
             break
     low, high = low[: pairs or None], high[: pairs or None]
     mean = float((low + high).mean() / 2) if len(low) and np.isfinite([low, high]).all() else np.nan
-    p = _p_value(high if claimed == "below" else low, claimed, threshold)
+    side = claimed if verdict != REFUTED or claimed == "within" else "above" if claimed == "below" else "below"
+    p = _p_value(high if side == "below" else low, side, threshold)
     return JudgedEffect(verdict, mean, *_reach(low, high, CONFIDENCE), len(low), p)
 
 

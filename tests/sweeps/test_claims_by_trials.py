@@ -28,7 +28,7 @@ MINE = {
     "claim": "A tiny model with QK-norm trains as well",
     "source": "Nobody et al.",
     "tags": ["own"],
-    "sweep": [*TINY, "optim.lr=1e-3,1e30", "mitigation=none,qk_norm"],
+    "sweep": [*TINY, "optim.lr=1e-9,1e-3,1e30", "mitigation=none,qk_norm"],
     "cells": ["width"],
     "metric": "best_loss",
     "of": {"mitigation": "qk_norm"},
@@ -37,7 +37,7 @@ MINE = {
     "threshold": 5.0,
     "unit": "nat/token",
     "seeds": 4,
-    "control": {"metric": "lost", "above": 0.2, "because": "a rate has to be too large"},
+    "control": {"metric": "nonfinite", "above": 0.2, "because": "a rate has to be too large"},
 }
 ONE = "hydra.launcher.workers=1"
 
@@ -104,6 +104,15 @@ def test_a_verdict(values: list[float], claimed: str, threshold: float, expected
     assert judge(np.array(values), np.array(values), claimed, threshold, 4).verdict == expected
 
 
+def test_the_p_value_is_that_of_the_verdicts_side() -> None:
+    """So that what is refuted clearly is a discovery, too."""
+    values = np.array([1.0, 1.1, 0.9, 1.0])
+    refuted, confirmed = (judge(values, values, claimed, 0.0, 4) for claimed in ("below", "above"))
+    assert (refuted.verdict, confirmed.verdict) == (REFUTED, CONFIRMED) and refuted.p == confirmed.p < 0.01
+    open_below = judge(np.full(4, -np.inf), values, "below", 0.0, 4)
+    assert open_below.verdict == UNDECIDED and np.isnan(open_below.mean) and open_below.low == -np.inf
+
+
 def test_a_second_look_takes_twice_the_seeds_and_no_more() -> None:
     noisy = np.array([2.0, -1.5, 2.5, -1.0])
     assert judge(noisy, noisy, "above", 0.0, 4).verdict == UNDECIDED
@@ -168,8 +177,9 @@ def test_the_numbers_of_each_seed() -> None:
     named = ("best_loss", "sensitivity", "lost", "stable_rate")
     bounds = {name: METRICS[name].bounds(rows) for name in named}
     values = {name: found["low"].to_dict() for name, found in bounds.items()}
-    assert all((bounds[name]["low"] == bounds[name]["high"]).all() for name in named[:3])
-    assert values["best_loss"] == {100: 3.0, 101: 3.0}, "at the rate that is best on average"
+    assert all((bounds[name]["low"] == bounds[name]["high"]).all() for name in named[1:3])
+    assert bounds["best_loss"]["high"].to_dict() == {100: 3.0, 101: 3.0}, "at the rate that is best on average"
+    assert (bounds["best_loss"]["low"] == -np.inf).all(), "which is the first: a better one may lie below"
     assert values["sensitivity"] == pytest.approx({100: 10 / 3 - 2, 101: 4 - 3})
     assert values["lost"] == pytest.approx({100: 1 / 3, 101: 1 / 3})
     assert values["stable_rate"] == pytest.approx({100: np.log(0.2), 101: np.log(0.1)}), "with all smaller ones"
@@ -280,7 +290,7 @@ def test_a_claim_is_registered_trained_and_judged(tmp_path: Path, capsys) -> Non
     words = ("run", "mine", f"out={out}", "--config-dir", str(folder), ONE)
     status, said, err = call(capsys, *words)
     assert status == 0, err
-    assert "16 trials in all" in said and "confirmed" in said and "exploratory" not in said
+    assert "24 trials in all" in said and "confirmed" in said and "exploratory" not in said
     claim = claims(folder)["mine"]
     known = registration_of(ResultsPath.open(out), claim)
     assert known is not None and known.registration == claim.registration
@@ -294,8 +304,9 @@ def test_a_claim_is_registered_trained_and_judged(tmp_path: Path, capsys) -> Non
     (verdict,) = trained.verdicts(out, [claim])
     (cell,) = verdict.cells
     assert cell.judged.mean == pytest.approx(losses["qk_norm"].mean() - losses["none"].mean(), abs=1e-6)
-    lost = (sweep.outcome.values != "trained")[sweep.mitigation.values == "none"]
-    assert cell.control == lost.mean() > 0.2 and cell.is_acting and cell.judged.pairs == 4
+    lost = (sweep.outcome.values == "non-finite")[sweep.mitigation.values == "none"]
+    assert cell.control == pytest.approx(lost.mean()) == pytest.approx(1 / 3) and cell.is_acting
+    assert cell.judged.pairs == 4
     # Again: nothing is trained, and the same is said.
     status, again, _ = call(capsys, *words)
     assert status == 0 and "0 to train" in again

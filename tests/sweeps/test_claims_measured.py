@@ -154,7 +154,7 @@ def test_numbers_of_faults() -> None:
     [
         ({"of": {"mitigation": "qk_nrom"}}, "claim=mine: of: mitigation=qk_nrom: no trial has it; allowed: none, qk"),
         ({"against": {"widht": 16}}, "claim=mine: against: widht=16: unknown key; allowed keys: "),
-        ({"against": {"seed": 100}}, "claim=mine: of=mitigation=qk_norm: shares 2 trials with seed=100"),
+        ({"against": {"seed": 100}}, "claim=mine: of=mitigation=qk_norm: shares 3 trials with seed=100"),
         ({"cells": ["widht"]}, "claim=mine: cells: widht: is no coordinate of these trials; allowed: "),
     ],
 )
