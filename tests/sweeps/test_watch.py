@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import xarray as xr
 
 from analysis import open_sweep
 from harness.config import ConfigError
+from tests.analysis import synthetic
 from tests.browsing import Visit, visiting
 from tests.sweeps import command
 
@@ -43,11 +45,9 @@ def begun(out: Path) -> bool:
         return False
 
 
-@pytest.fixture
-def watched(empty: Path) -> Iterator[Watched]:
-    out = empty / "out"
-    sweep = command.fork(*command.tiny(*GRID, "out=out"), cwd=empty)
-    command.until(lambda: begun(out), "a value in the store")
+@contextmanager
+def watching(out: Path) -> Iterator[tuple[subprocess.Popen, str]]:
+    """The command that watches a folder, and the address that it gives."""
     watch = subprocess.Popen(
         [sys.executable, "-m", "analysis", "watch", str(out)],
         cwd=command.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -57,11 +57,20 @@ def watched(empty: Path) -> Iterator[Watched]:
         line = watch.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:\d+/", line)
         assert found, line + (watch.stderr.read() if watch.stderr and not line else "")
-        yield Watched(out, sweep, watch, found[0])
+        yield watch, found[0]
     finally:
         if watch.poll() is None:
             watch.kill()
         watch.communicate()
+
+
+@pytest.fixture
+def watched(empty: Path) -> Iterator[Watched]:
+    out = empty / "out"
+    sweep = command.fork(*command.tiny(*GRID, "out=out"), cwd=empty)
+    command.until(lambda: begun(out), "a value in the store")
+    with watching(out) as (watch, address):
+        yield Watched(out, sweep, watch, address)
 
 
 def steps_done(page: Any) -> int:
@@ -111,6 +120,18 @@ def test_a_sweep_is_watched_while_it_trains(watched: Watched, chromium: str) -> 
     watched.watch.send_signal(signal.SIGINT)
     out, err = watched.watch.communicate(timeout=command.DEADLINE)
     assert (watched.watch.returncode, out, err) == (130, "", "interrupted\n")
+
+
+def test_of_a_sweep_that_has_ended_no_empty_curves_are_shown(tmp_path: Path, chromium: str) -> None:
+    synthetic.write_pack(tmp_path, [synthetic.make_trial(seed=seed) for seed in range(2)])
+    with watching(tmp_path) as (_, address), visiting(chromium) as visit:
+        page = visit.page
+        page.goto(address)
+        visit.until("document.getElementById('moving-note').textContent")
+        assert page.inner_text("#moving-note") == "No trial has moved since this page was opened."
+        assert not page.is_visible("#moving") and not page.is_visible("#moving-choice")
+        page.wait_for_selector("#list tbody a")
+        visit.check(address)
 
 
 def check_filter(visit: Visit) -> None:

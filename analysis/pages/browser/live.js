@@ -81,15 +81,19 @@ async function drawMoving() {
     box.replaceChildren(choice("signal", names.map((name) => [name, name.replaceAll("_", " ")]), signal, (value) => { signal = value; drawMoving(); }));
   }
   const about = document.getElementById("moving-note");
-  if (!trials.length) about.textContent = news.moved.length ? "None of the trials that moved last passes the filter." : "No trial has moved since this page was opened.";
+  document.getElementById("moving").hidden = box.hidden = !trials.length;
+  if (!trials.length) {
+    about.textContent = news.moved.length ? "None of the trials that moved last passes the filter." : "No trial has moved since this page was opened.";
+    return;
+  }
   try {
-    const found = trials.length ? await asked(`/data/curves?signal=${encodeURIComponent(signal)}&trials=${trials.join()}`) : { curves: {} };
+    const found = await asked(`/data/curves?signal=${encodeURIComponent(signal)}&trials=${trials.join()}`);
     if (number !== curvesAsked || opened) return;
     const varies = ["mitigation", "fault", "playbook", "width", "lr", "seed", ...varying].filter((name, place, all) => varying.includes(name) && all.indexOf(name) === place).slice(0, 4);
     const lines = Object.entries(found.curves).map(([trial, curve]) => ({ trial, curve, name: varies.map((name) => told(valueOf(name, rows.get(trial)))).join(" · ") || trial }));
     await drawCurves(document.getElementById("moving"), lines, { unit: found.unit });
     wireMoving();
-    if (trials.length) about.textContent = `${lines.length} of ${news.moved.length} trials that moved last, named by ${varies.map(labelOf).join(" · ") || "id"}. Click a curve to open its trial.`;
+    about.textContent = `${lines.length} of ${news.moved.length} trials that moved last, named by ${varies.map(labelOf).join(" · ") || "id"}. Click a curve to open its trial.`;
   } catch (error) {
     about.textContent = `The curves cannot be read: ${error.message}`;
   }
