@@ -70,8 +70,15 @@ def _mean(values: np.ndarray, number: float) -> np.ndarray:
 
 
 def _last(values: np.ndarray, number: float) -> np.ndarray:
-    """Mean over the final steps of the run; what a run lacks that ended before is not made up for."""
-    return _mean(values[:, -int(final_window(values.shape[1])) :], number)
+    """Mean over the final steps of the run; of a signal that is read more rarely, its last in the final quarter.
+
+    What a run lacks that ended before is not made up for.
+    """
+    steps = values.shape[1]
+    found = _mean(values[:, -int(final_window(steps)) :], number)
+    quarter = np.abs(values[:, steps - -(-steps // 4) :])
+    last = quarter[np.arange(len(values)), quarter.shape[1] - 1 - np.isfinite(quarter)[:, ::-1].argmax(axis=1)]
+    return np.where(np.isfinite(found), found, last)
 
 
 def _when_largest(values: np.ndarray, number: float) -> np.ndarray:

@@ -7,6 +7,7 @@ import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -152,10 +153,11 @@ def verdicts(out: Path, tested: Sequence[RegisteredClaim]) -> list[Verdict]:
 def verdict_of(claim: RegisteredClaim, sweep: xr.Dataset, made: Mapping[str, PackInfo], folder: ResultsPath) -> Verdict:
     """That of one claim; `made` has the pack of each trial."""
     test = _test_of(claim)
-    own = _whole_look(claim, sweep)
-    if isinstance(own, str):
-        return Verdict(claim, own, (), is_exploratory=False)
-    cells = list(_cells(test, own))
+    try:
+        own = _whole_look(claim, sweep)
+        cells = list(_cells(test, own))
+    except _Untold as reason:
+        return Verdict(claim, str(reason), (), is_exploratory=False)
     told = together([cell.judged.verdict if cell.is_acting else NOT_HERE for cell in cells])
     known = registration_of(folder, claim)
     packs = [made[trial].attributes for trial in own["trial"].values]
@@ -166,8 +168,12 @@ def verdict_of(claim: RegisteredClaim, sweep: xr.Dataset, made: Mapping[str, Pac
     return Verdict(claim, told, cells, not is_early, begun[-1], commits)
 
 
-def _whole_look(claim: RegisteredClaim, sweep: xr.Dataset) -> xr.Dataset | str:
-    """The trials of the second look if all are complete, else those of the first; or how many of them are not.
+class _Untold(Exception):
+    """Why there is no verdict."""
+
+
+def _whole_look(claim: RegisteredClaim, sweep: xr.Dataset) -> xr.Dataset:
+    """The trials of the second look if all are complete, else those of the first. Raises _Untold if they are not.
 
     A part would compare what was trained at some rates with what was trained at others.
     """
@@ -178,14 +184,20 @@ def _whole_look(claim: RegisteredClaim, sweep: xr.Dataset) -> xr.Dataset | str:
         if (ids := {trial.id for trial in trials}) <= there:
             return sweep.isel(trial=np.flatnonzero(np.isin(sweep["trial"].values, sorted(ids))))
     done = len(ids & there)
-    return f"unfinished: {done} of {len(ids)} trials" if done else NOT_TRAINED
+    raise _Untold(f"unfinished: {done} of {len(ids)} trials" if done else NOT_TRAINED)
 
 
 def _cells(test: TrialTest, own: xr.Dataset) -> Iterator[CellEffect]:
     metric, control = metric_of(test.metric), metric_of(test.control.metric)
-    table = control.with_columns(metric.with_columns(trial_table(own), own), own)
+    try:
+        table = control.with_columns(metric.with_columns(trial_table(own), own), own)
+    except ConfigError as error:
+        raise _Untold(f"not measured: {error}") from None
     chosen = [set(selected(own, wheres)["trial"].values) for wheres in (test.of, test.against) if wheres]
     arms = [table[table["trial"].isin(trials)] for trials in chosen]
+    for arm, summary in product(arms, filter(None, (metric.summary, control.summary))):
+        if arm[summary.name].isna().all():
+            raise _Untold(f"not measured: {summary.name}")
     for key, group in arms[-1].groupby(list(test.cells), dropna=False, sort=True):
         names = key if isinstance(key, tuple) else (key,)
         here = dict(zip(test.cells, names, strict=True))

@@ -20,7 +20,7 @@ from harness.storage.results_folder import ResultsPath
 from sweeps.claims.checks import CHECKS
 from sweeps.claims.registered import RegisteredClaim, chosen, claims
 from sweeps.claims.registration import REGISTERED
-from sweeps.claims.trained import EXPLORATORY, Wanted, trials_of, verdicts
+from sweeps.claims.trained import EXPLORATORY, NOT_TRAINED, Wanted, trials_of, verdicts
 from sweeps.claims.verdicts import UNDECIDED, discovered
 from sweeps.claims.words import compared, effect_words, holds_if
 from sweeps.commands.sweep import explained, sweep
@@ -66,12 +66,13 @@ def run_claims(given: Sequence[str], tag: str | None, is_all: bool, folder: Path
     if not tested:
         raise ConfigError(f"--tag {tag}: none of its claims is decided by trials; allowed: another tag")
     left: Sequence[RegisteredClaim] = tested
+    registered = [claim for claim in chosen([], None, folder) if claim.trials is not None]  # their trials may be shared
     for times in (1, 2):
         trials = {trial.id: trial for claim in left for trial in trials_of(claim, times)}
         notes = [f"{count(len(left), 'claim')}, {count(len(trials), 'trial')} in all"]
         arguments = ["study=grid", out_word(places[0]), *words]
         with explained(arguments):
-            status, settings = sweep(arguments, more=Wanted(list(trials.values()), notes, left))
+            status, settings = sweep(arguments, more=Wanted(list(trials.values()), notes, registered))
         if status or settings.plan or not settings.wait:
             return status
         left = [one.claim for one in verdicts(settings.out, left) if one.verdict == UNDECIDED]
@@ -99,12 +100,12 @@ def print_verdicts(
         told = f"{', '.join(strange)}: registered here, and no claim that is known (--config-dir)"
         console.print(told, highlight=False, soft_wrap=True)
     listed = names or [name for name in there if name in known]
-    if not listed:
-        raise ConfigError(f"out={out}: no claim was registered there; allowed: NAME, or claims run NAME out={out}")
     from sweeps.claims.findings import write_findings  # with what draws, which a list of claims does without
     from sweeps.claims.page import write_page
 
-    found = verdicts(out, [known[name] for name in listed])
+    found = [one for one in verdicts(out, [known[name] for name in listed]) if names or one.verdict != NOT_TRAINED]
+    if not found:
+        raise ConfigError(f"out={out}: has no trials of a claim; allowed: NAME, or claims run NAME out={out}")
     are_found = discovered([one.p for one in found])
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("name", "verdict", "cell", "effect [95%]", "seeds", "control"):

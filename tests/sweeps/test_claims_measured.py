@@ -16,7 +16,7 @@ from sweeps.claims.findings import FIRST, LAST, write_findings
 from sweeps.claims.measured import METRICS, metric_of
 from sweeps.claims.registered import claims
 from sweeps.claims.trained import trials_of
-from sweeps.claims.verdicts import CONFIRMED, REFUTED
+from sweeps.claims.verdicts import CONFIRMED, NOT_HERE, REFUTED
 from tests.sweeps import command
 from tests.sweeps.test_claims_by_trials import MINE, ONE, TINY, call, own
 
@@ -61,6 +61,8 @@ def recorded(values: np.ndarray, dims: tuple[str, ...] = ("trial", "step"), step
         ("largest(x)", [1.0, -8.0, 2.0, NAN], 8.0),
         ("mean(x)", [1.0, -3.0, NAN, np.inf], 2.0),
         ("last(x)", [9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0], 3.0),
+        ("last(x)", [9.0, *[NAN] * 30, 4.0, *[NAN] * 8], 4.0),
+        ("last(x)", [9.0, *[NAN] * 29], NAN),
         ("when_largest(x)", [1.0, 2.0, 7.0, 3.0], 0.5),
         ("when_largest(x)", [NAN, NAN, NAN, NAN], NAN),
         ("above(x, 1.5)", [1.0, 2.0, NAN, 1.5], 1 / 3),
@@ -187,6 +189,30 @@ def test_a_registration_does_not_depend_on_what_follows_from_the_rest(tmp_path: 
     alone = {"against": None, "metric": "largest(grad_norm)", "unit": "1"}
     names = {claims(own(tmp_path, **alone | {"unit": unit}))["mine"].registration for unit in ("1", "2")}
     assert len(names) == 2
+
+
+def test_a_signal_that_no_trial_has_measured_decides_nothing(tmp_path: Path, capsys) -> None:
+    """Nor does it say that nothing happened at this scale."""
+    changes = {"metric": "last(attention_entropy)", "unit": "ratio", "threshold": 2.0}
+    folder, out = own(tmp_path, **changes, sweep=[*MINE["sweep"], "signals.attention_entropy=0"]), tmp_path / "out"
+    said = call(capsys, "run", "mine", f"out={out}", "--config-dir", str(folder), ONE)[1]
+    (one,) = trained.verdicts(out, [claims(folder)["mine"]])
+    assert one.verdict.startswith("not measured: last(attention_entropy): the trials have no such signal; allowed: ")
+    assert NOT_HERE not in " ".join(said.split())
+
+
+def test_a_part_registers_all_claims_whose_trials_it_may_train(tmp_path: Path, capsys) -> None:
+    """Or a claim that shares trials with one that was trained before would be exploratory."""
+    folder, out = own(tmp_path), tmp_path / "out"
+    (folder / "claim" / "other.yaml").write_text(
+        (folder / "claim" / "mine.yaml").read_text().replace("as well", "better")
+    )
+    words = (f"out={out}", "--config-dir", str(folder), ONE)
+    assert call(capsys, "run", "mine", *words)[0] == 0
+    status, said, _ = call(capsys, "run", "other", *words)
+    assert status == 0 and "0 to train" in said and "exploratory" not in said
+    said = call(capsys, "verdict", str(out), "--config-dir", str(folder))[1]
+    assert "mine" in said and "other" in said and "qk_norm_costs_nothing" not in said
 
 
 # --- from end to end ---------------------------------------------------------------------------------------------
