@@ -100,7 +100,7 @@ def test_a_name_is_that_of_one_claim(tmp_path: Path) -> None:
         (["fp16_rang"], "did you mean fp16_range?"),
         (
             ["--tag", "x"],
-            "--tag x: no claim has it; allowed: clipping, costs, faults, formats, ",
+            "--tag x: no claim has it; allowed: architecture, clipping, costs, ",
         ),
         (["--config-dir", "/nowhere"], "no such folder"),
     ],
