@@ -32,7 +32,7 @@ from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import Call, calling, config_loader
 from sweeps.planning.packs import PackPlan
 
-EXPLORATORY, NOT_TRAINED = "exploratory", "not trained"
+EXPLORATORY, NOT_TRAINED, UNFINISHED = "exploratory", "not trained", "unfinished"
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def _whole_look(claim: RegisteredClaim, sweep: xr.Dataset) -> xr.Dataset:
         if (ids := {trial.id for trial in trials}) <= there:
             return sweep.isel(trial=np.flatnonzero(np.isin(sweep["trial"].values, sorted(ids))))
     done = len(ids & there)
-    raise _Untold(f"unfinished: {done} of {len(ids)} trials" if done else NOT_TRAINED)
+    raise _Untold(f"{UNFINISHED}: {done} of {len(ids)} trials" if done else NOT_TRAINED)
 
 
 def _cells(test: TrialTest, own: xr.Dataset) -> Iterator[CellEffect]:

@@ -20,7 +20,7 @@ from harness.storage.results_folder import ResultsPath
 from sweeps.claims.checks import CHECKS
 from sweeps.claims.registered import RegisteredClaim, chosen, claims
 from sweeps.claims.registration import REGISTERED
-from sweeps.claims.trained import EXPLORATORY, NOT_TRAINED, Wanted, trials_of, verdicts
+from sweeps.claims.trained import EXPLORATORY, NOT_TRAINED, UNFINISHED, Wanted, trials_of, verdicts
 from sweeps.claims.verdicts import UNDECIDED, discovered
 from sweeps.claims.words import compared, effect_words, holds_if
 from sweeps.commands.sweep import explained, sweep
@@ -104,8 +104,13 @@ def print_verdicts(
     from sweeps.claims.page import write_page
 
     found = [one for one in verdicts(out, [known[name] for name in listed]) if names or one.verdict != NOT_TRAINED]
+    parts = [] if names else [one for one in found if one.verdict.startswith(UNFINISHED)]
+    found = [one for one in found if one not in parts]
+    if parts:  # of which others may have trained what they share
+        told = ", ".join(one.claim.name for one in parts)
+        console.print(f"{count(len(parts), 'claim')} unfinished: {told}", highlight=False, soft_wrap=True)
     if not found:
-        raise ConfigError(f"out={out}: has no trials of a claim; allowed: NAME, or claims run NAME out={out}")
+        raise ConfigError(f"out={out}: has no claim with all of its trials; allowed: claims run NAME out={out}")
     are_found = discovered([one.p for one in found])
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in ("name", "verdict", "cell", "effect [95%]", "seeds", "control"):

@@ -314,7 +314,7 @@ def test_a_claim_is_registered_trained_and_judged(tmp_path: Path, capsys) -> Non
     # What is registered and not known, and what takes no trials, is said.
     status, said, err = call(capsys, "verdict", str(out))
     assert status == 2 and "mine: registered here, and no claim that is known (--config-dir)" in said
-    assert "has no trials of a claim; allowed: NAME, or claims run NAME" in err
+    assert "has no claim with all of its trials; allowed: claims run NAME" in err
     status, _, err = call(capsys, "verdict", str(out), "fp16_range")
     assert status == 2 and "NAME=fp16_range: is decided by arithmetic; allowed: claims fp16_range" in err
     assert console.run(["verify", str(out)]) == 0

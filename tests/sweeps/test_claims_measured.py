@@ -253,6 +253,8 @@ def test_claims_of_one_arm_and_of_faults(tmp_path: Path, capsys) -> None:
     own(tmp_path, **FAULTY, seeds=8)
     said = call(capsys, "verdict", str(out), "mine", "--config-dir", str(folder))[1]
     assert "unfinished: 8 of 16 trials" in " ".join(said.split()) and "confirmed" not in said
+    said = call(capsys, "verdict", str(out), "--config-dir", str(folder))[1]
+    assert said.startswith("1 claim unfinished: mine\n") and "alone" in said
 
 
 def test_findings_are_put_into_a_table(tmp_path: Path, capsys) -> None:
