@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.outcomes import IDLE, MASKED, RECOVERED, UNJUDGED, outcomes_and_notes
+from analysis.measures.outcomes import IDLE, MASKED, UNJUDGED, outcomes_and_notes
 from harness.objectives.outcome import TRAINED
 from sweeps.claims.summaries import FORMS, SignalSummary, summary_of
 from sweeps.compose.places import unknown_option
@@ -144,9 +144,13 @@ def _deviation(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _harmed(table: pd.DataFrame) -> pd.Series:
-    """Share of a seed's faults after which the run did not come back; of those that did something."""
+    """Share of a seed's faults after which the loss stayed 0.1 nat/token above golden, or was lost.
+
+    Of those that did something. A step that is skipped leaves a trace for good, and is no harm by itself.
+    """
     told = table[~table["fault_outcome"].isin([IDLE, UNJUDGED])]
-    return (~told["fault_outcome"].isin([MASKED, RECOVERED])).astype(float).groupby(told["seed"]).mean()
+    is_harmed = told["settling_steps"].isna() & told["fault_outcome"].ne(MASKED)
+    return is_harmed.astype(float).groupby(told["seed"]).mean()
 
 
 METRICS = {

@@ -135,13 +135,14 @@ def test_seeds_that_lack_a_trial_are_left_out() -> None:
 def test_numbers_of_faults() -> None:
     table = pd.DataFrame(
         [
-            *((1, "masked", 0.0, NAN), (1, "lingering", 1.0, NAN)),
-            *((2, "idle", 0.0, NAN), (2, "non-finite", 4.0, 17.0)),
-            (3, "unjudged", NAN, NAN),
+            *((1, "masked", 0.0, NAN, 0.0), (1, "lingering", 1.0, NAN, NAN)),
+            *((2, "idle", 0.0, NAN, NAN), (2, "non-finite", 4.0, 17.0, NAN)),
+            (3, "unjudged", NAN, NAN, NAN),
+            (4, "lingering", 1e-3, NAN, 0.0),
         ],
-        columns=["seed", "fault_outcome", "deviation_max", "nonfinite_step"],
+        columns=["seed", "fault_outcome", "deviation_max", "nonfinite_step", "settling_steps"],
     )
-    assert METRICS["harmed"].bounds(table)["low"].to_dict() == {1: 0.5, 2: 1.0}, "what did nothing does not count"
+    assert METRICS["harmed"].bounds(table)["low"].to_dict() == {1: 0.5, 2: 1.0, 4: 0.0}, "a trace is no harm"
     assert METRICS["nonfinite"].bounds(table)["low"].to_dict() == {1: 0.0, 2: 0.5}, "3 has fewer trials"
     found = METRICS["deviation"].bounds(table)
     assert found.loc[1].tolist() == pytest.approx([np.log(1e-3) / 2] * 2), "nothing counts as a thousandth of a nat"
