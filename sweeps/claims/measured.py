@@ -23,7 +23,8 @@ class SeedMetric:
 
     A seed's number lies between them; they are one where it was measured itself. A ratio is of logarithms. What a
     `summary` finds in each trial is a column of its name. `is_of_faults`: the rows have what
-    `analysis.measures.outcomes` adds.
+    `analysis.measures.outcomes` adds. `version` rises with what the metric means: it is a part of a claim's
+    registration, so that a verdict by another meaning than that of before its trials is exploratory.
     """
 
     unit: str
@@ -31,6 +32,7 @@ class SeedMetric:
     is_ratio: bool = False
     summary: SignalSummary | None = None
     is_of_faults: bool = False
+    version: int = 1
 
     def with_columns(self, table: pd.DataFrame, own: xr.Dataset) -> pd.DataFrame:
         """The rows of the trials of `own` with the column that this reads."""
@@ -154,14 +156,14 @@ def _harmed(table: pd.DataFrame) -> pd.Series:
 
 
 METRICS = {
-    "best_loss": SeedMetric("nat/token", _best_loss),
+    "best_loss": SeedMetric("nat/token", _best_loss, version=2),
     "sensitivity": SeedMetric("nat/token", _measured(_sensitivity)),
     "stable_rate": SeedMetric("ratio", _stable_rate, is_ratio=True),
     "best_rate": SeedMetric("ratio", _best_rate, is_ratio=True),
     "lost": SeedMetric("share", _measured(_lost)),
     "nonfinite": SeedMetric("share", _measured(_nonfinite)),
     "deviation": SeedMetric("ratio", _deviation, is_ratio=True, is_of_faults=True),
-    "harmed": SeedMetric("share", _measured(_harmed), is_of_faults=True),
+    "harmed": SeedMetric("share", _measured(_harmed), is_of_faults=True, version=2),
 }
 """By name: what is compared between two arms, seed by seed."""
 
@@ -174,7 +176,8 @@ def metric_of(name: str, where: str = "metric") -> SeedMetric:
     if summary is None:
         raise unknown_option(where, name, [*METRICS, *(f"{form}(SIGNAL)" for form in FORMS)])
     values = _measured(lambda table: _by_seed(table, table[summary.name]))
-    return SeedMetric("ratio" if summary.is_ratio else "share", values, summary.is_ratio, summary)
+    unit, version = "ratio" if summary.is_ratio else "share", FORMS[summary.form].version
+    return SeedMetric(unit, values, summary.is_ratio, summary, version=version)
 
 
 def with_outcomes(sweep: xr.Dataset, metrics: list[SeedMetric]) -> xr.Dataset:

@@ -80,6 +80,10 @@ class RegisteredClaim:
         told = dataclasses.asdict(dataclasses.replace(self, folder=None))
         if self.trials is not None and self.trials.against:
             del told["trials"]["unit"]  # that of the metric
+        if self.trials is not None:
+            names = {self.trials.metric, self.trials.control.metric}
+            if versions := {name: version for name in names if (version := metric_of(name).version) > 1}:
+                told["versions"] = versions
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -18,11 +18,15 @@ _TEXT = re.compile(r"(\w+)\((\w+)(?:, *([-+.\de]+))?\)")
 
 @dataclass(frozen=True)
 class Form:
-    """What is made of a signal [trial, step] and a number, if it takes one; whether it is compared as a ratio."""
+    """What is made of a signal [trial, step] and a number, if it takes one; whether it is compared as a ratio.
+
+    `version` is that of `sweeps.claims.measured.SeedMetric`.
+    """
 
     of: Callable[[np.ndarray, float], np.ndarray]
     is_ratio: bool = True
     takes_number: bool = False
+    version: int = 1
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ ENDS = "last_over_first"
 FORMS = {
     "largest": Form(_largest),
     "mean": Form(_mean),
-    "last": Form(_last),
+    "last": Form(_last, version=2),
     ENDS: Form(_last_over_first),
     "when_largest": Form(_when_largest, is_ratio=False),
     "above": Form(_above, is_ratio=False, takes_number=True),

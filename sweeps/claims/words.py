@@ -31,5 +31,6 @@ def marks(test: TrialTest) -> tuple[float, ...]:
 def effect_words(cell: CellEffect) -> str:
     """`0.12 [0.1, 0.14]`; without a mean where an end of some seed is open."""
     judged = cell.judged
-    mean = "" if math.isnan(judged.mean) else f"{judged.mean:.3g} "
+    is_rounding = abs(judged.mean) < 1e-9 * (judged.high - judged.low)  # of a difference of equal numbers
+    mean = "" if math.isnan(judged.mean) else f"{0.0 if is_rounding else judged.mean:.3g} "
     return f"{mean}[{judged.low:.3g}, {judged.high:.3g}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +215,17 @@ def test_a_part_registers_all_claims_whose_trials_it_may_train(tmp_path: Path, c
     assert status == 0 and "0 to train" in said and "exploratory" not in said
     said = call(capsys, "verdict", str(out), "--config-dir", str(folder))[1]
     assert "mine" in said and "other" in said and "qk_norm_costs_nothing" not in said
+
+
+def test_a_metric_that_means_something_else_is_another_registration(tmp_path: Path, monkeypatch) -> None:
+    """Of the claim's metric and of its control's; or a metric could be changed once its trials are seen."""
+    claim = claims(own(tmp_path))["mine"]
+    before = claim.registration
+    for name in ("best_loss", "nonfinite", "lost"):
+        with monkeypatch.context() as patch:
+            patch.setitem(METRICS, name, dataclasses.replace(METRICS[name], version=9))
+            assert (claim.registration != before) is (name != "lost"), name
+    assert claim.registration == before
 
 
 # --- from end to end ---------------------------------------------------------------------------------------------
