@@ -70,6 +70,7 @@ def pytest_runtest_setup() -> None:
 
 LONG = ("test_kernels.py", "harness/test_conformance.py", "user_loop/test_commands.py", "user_loop/test_replay.py")
 LONG += ("test_gpu_dry.py", "test_readme.py", "sweeps/test_postmortem.py", "user_loop/test_examples.py")
+LONG += ("test_site.py", "test_wheel.py", "user_loop/test_healthy.py", "sweeps/test_extend.py", "sweeps/test_watch.py")
 """The longest files: the last to begin would be waited for by all other processes."""
 
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+from hydra.core.config_loader import ConfigLoader
 
 from analysis.measures.metrics import trial_table
 from analysis.reading.open_sweep import config_coordinates, open_with_packs
@@ -82,17 +84,27 @@ class Wanted:
             register(folder, claim)
 
 
-def trials_of(claim: RegisteredClaim, look: int = 1) -> list[Trial]:
-    """The trials of a claim for its first look, or its second, with twice the seeds. Raises ConfigError as a sweep."""
+Recipes = dict[Path | None, tuple[ConfigLoader, dict[str, dict[str, Any]]]]
+"""By folder, what composes its files, and the recipes that it has composed."""
+
+
+def trials_of(claim: RegisteredClaim, look: int = 1, recipes: Recipes | None = None) -> list[Trial]:
+    """The trials of a claim for its first look, or its second, with twice the seeds. Raises ConfigError as a sweep.
+
+    `recipes` keeps what claims share: to compose a recipe takes most of the time.
+    """
     test = _test_of(claim)
+    recipes = {} if recipes is None else recipes
     seeds = look * test.seeds
     words = ["study=grid", *test.sweep, f"seed=range({FIRST_SEED},{FIRST_SEED + seeds})"]
     try:
-        loader = config_loader(claim.folder)
+        if claim.folder not in recipes:
+            recipes[claim.folder] = config_loader(claim.folder), {}
+        loader, composed = recipes[claim.folder]
         with calling(Call(claim.folder)):
             jobs = expand({}, checked_overrides(words, loader, claim.folder), loader)
             asked = frozenset(text.partition("=")[0] for text in words)
-            composer = Composer(loader, "grid", asked)
+            composer = Composer(loader, "grid", asked, composed)
             trials = composer.trials(jobs)
             composer.notices(trials, "refuse")  # what cannot act has nothing to say
             _check_arms(test, trials)
@@ -142,25 +154,36 @@ def registration_of(folder: ResultsPath, claim: RegisteredClaim) -> Registration
         raise ConfigError(f"{path}: {error}; allowed: as `claims run` has written it") from None
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What is in a results folder: its trials, the pack of each, and the folder itself."""
+
+    sweep: xr.Dataset
+    made: Mapping[str, PackInfo]
+    folder: ResultsPath
+    recipes: Recipes = field(default_factory=dict)
+
+
 def verdicts(out: Path, tested: Sequence[RegisteredClaim]) -> list[Verdict]:
     """What a folder says of these claims. Raises ConfigError as `open_sweep` does."""
     sweep, packs = open_with_packs(out)
     sweep = with_outcomes(sweep, [metric_of(test.metric) for claim in tested if (test := claim.trials) is not None])
     made = {trial: pack for pack in packs for trial in pack.attributes["ids"]}
-    return [verdict_of(claim, sweep, made, ResultsPath.open(out)) for claim in tested]
+    read = _Read(sweep, made, ResultsPath.open(out))
+    return [verdict_of(claim, read) for claim in tested]
 
 
-def verdict_of(claim: RegisteredClaim, sweep: xr.Dataset, made: Mapping[str, PackInfo], folder: ResultsPath) -> Verdict:
-    """That of one claim; `made` has the pack of each trial."""
+def verdict_of(claim: RegisteredClaim, read: _Read) -> Verdict:
+    """That of one claim."""
     test = _test_of(claim)
     try:
-        own = _whole_look(claim, sweep)
+        own = _whole_look(claim, read)
         cells = list(_cells(test, own))
     except _Untold as reason:
         return Verdict(claim, str(reason), (), is_exploratory=False)
     told = together([cell.judged.verdict if cell.is_acting else NOT_HERE for cell in cells])
-    known = registration_of(folder, claim)
-    packs = [made[trial].attributes for trial in own["trial"].values]
+    known = registration_of(read.folder, claim)
+    packs = [read.made[trial].attributes for trial in own["trial"].values]
     begun = sorted(pack["created"] for pack in packs)
     is_registered = known is not None and known.registration == claim.registration
     is_early = known is not None and is_registered and known.at <= begun[0]
@@ -172,13 +195,14 @@ class _Untold(Exception):
     """Why there is no verdict."""
 
 
-def _whole_look(claim: RegisteredClaim, sweep: xr.Dataset) -> xr.Dataset:
+def _whole_look(claim: RegisteredClaim, read: _Read) -> xr.Dataset:
     """The trials of the second look if all are complete, else those of the first. Raises _Untold if they are not.
 
     A part would compare what was trained at some rates with what was trained at others.
     """
+    sweep = read.sweep
     there = set(sweep["trial"].values[sweep["complete"].values])
-    second = trials_of(claim, look=2)
+    second = trials_of(claim, look=2, recipes=read.recipes)
     first = [trial for trial in second if trial.seed < FIRST_SEED + _test_of(claim).seeds]
     for trials in (second, first):
         if (ids := {trial.id for trial in trials}) <= there:

@@ -20,7 +20,7 @@ from harness.storage.results_folder import ResultsPath
 from sweeps.claims.checks import CHECKS
 from sweeps.claims.registered import RegisteredClaim, chosen, claims
 from sweeps.claims.registration import REGISTERED
-from sweeps.claims.trained import EXPLORATORY, NOT_TRAINED, UNFINISHED, Wanted, trials_of, verdicts
+from sweeps.claims.trained import EXPLORATORY, NOT_TRAINED, UNFINISHED, Recipes, Wanted, trials_of, verdicts
 from sweeps.claims.verdicts import UNDECIDED, discovered
 from sweeps.claims.words import compared, effect_words, holds_if
 from sweeps.commands.sweep import explained, sweep
@@ -67,8 +67,9 @@ def run_claims(given: Sequence[str], tag: str | None, is_all: bool, folder: Path
         raise ConfigError(f"--tag {tag}: none of its claims is decided by trials; allowed: another tag")
     left: Sequence[RegisteredClaim] = tested
     registered = [claim for claim in chosen([], None, folder) if claim.trials is not None]  # their trials may be shared
+    recipes: Recipes = {}
     for times in (1, 2):
-        trials = {trial.id: trial for claim in left for trial in trials_of(claim, times)}
+        trials = {trial.id: trial for claim in left for trial in trials_of(claim, times, recipes)}
         notes = [f"{count(len(left), 'claim')}, {count(len(trials), 'trial')} in all"]
         arguments = ["study=grid", out_word(places[0]), *words]
         with explained(arguments):

@@ -92,8 +92,10 @@ def same(found: Any, expected: Any) -> bool:
 # --- values --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "state"), TYPES)
+@pytest.mark.parametrize(
+    ("dtype", "state", "shape"),
+    [(*types, shape) for number, types in enumerate(TYPES) for shape in (SHAPES if not number else SHAPES[number::3])],
+)
 def test_heads_have_the_bits_of_products_that_are_rounded(dtype, state, shape):
     qkv, angles = joined(shape, dtype), angles_of(shape, state)
     parts = on_a_cpu(lambda: split_heads(qkv, shape[2], shape[3]))
@@ -111,8 +113,9 @@ def test_heads_have_the_bits_of_products_that_are_rounded(dtype, state, shape):
         assert same([kernels.join([q, k, v], *given)], [expected])
 
 
-@pytest.mark.parametrize("shape", SHAPES[::2])
-@pytest.mark.parametrize(("dtype", "state"), TYPES)
+@pytest.mark.parametrize(
+    ("dtype", "state", "shape"), [(*types, shape) for number, types in enumerate(TYPES) for shape in SHAPES[number::4]]
+)
 def test_heads_and_their_gradients_are_those_of_complex_numbers(dtype, state, shape):
     """As a CPU has them, which rounds products and sums as one at the end of what it cuts into vectors."""
 

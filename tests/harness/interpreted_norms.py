@@ -107,7 +107,7 @@ PASSED = [
 @kinds
 @pytest.mark.parametrize(
     ("dtype", "rows", "shape"),
-    [*((torch.float32, *each) for each in PASSED), *((torch.float64, *each) for each in PASSED[::3])],
+    [*((torch.float32, *each) for each in PASSED), *((torch.float64, *each) for each in PASSED[:4:3])],
 )
 def test_a_norm_has_torchs_numbers(launched, norm, dtype, rows, shape):
     x, gains, dy, _ = data(rows, *shape, dtype=dtype)
@@ -260,7 +260,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pack_learns_with_them_as_without(launched, shape):
-    trials = engine.different(2, steps=3, **SHAPES[shape])
+    trials = engine.different(2, steps=2, **SHAPES[shape])
     ours = engine.run(trials)
     assert launched.count("normed_backward") == launched.count("add_blocks") > 0
     launched.clear()
@@ -292,7 +292,7 @@ def test_who_reads_changes_no_bit(launched, fields):
 def test_memory_is_planned_as_it_is_taken():
     small, trial = (
         rehearsal(engine.trial(qk_norm=True, **fields))
-        for fields in ({"depth": 1}, {"width": 32, "head_dim": 16, "context": 64, "batch": 8})
+        for fields in ({"depth": 1}, {"depth": 2, "width": 32, "head_dim": 16, "context": 64, "batch": 8})
     )
     cpu = torch.device("cpu")
     count(small, 2, 2, cpu)  # what the host keeps for itself is there then

@@ -14,7 +14,7 @@ from harness.testing.settings import SettingPromises
 from tests.harness.features import FEATURES, NEUTRAL, Fields
 
 RUIN = "it_lets_ruined_trials_change_no_bit_of_the_others"
-WAYS = {(True, True): 1, (False, False): 2, (True, False): 4}  # telemetry and detection -> one feature in so many
+WAYS = {(True, True): 1, (False, False): 4, (True, False): 8}  # telemetry and detection -> one feature in so many
 
 
 @cache

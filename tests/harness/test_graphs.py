@@ -77,7 +77,7 @@ def times(recorded: Graphs, steps: int) -> None:
     assert recorded.steps == steps
 
 
-@pytest.mark.parametrize("feature", EXACT[1::2])  # the others fork and go on in tests/harness/test_accelerator.py
+@pytest.mark.parametrize("feature", EXACT[1::3])  # as many others fork and go on in tests/harness/test_accelerator.py
 def test_whatever_is_on(feature: str, graphs: list[Graphs]) -> None:
     """Two trials are struck in between, and one becomes its twin again; rows come, and go when a block ends. Pieces of
     validation are replayed before and after.

@@ -270,8 +270,17 @@ def pass_heads(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     heads.turn([q, k], angles, back=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("capability", "head_dim"), [(80, 2), (90, 24), (90, 64)])
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "dtype"),
+    [
+        (80, 2, torch.float32),
+        (90, 64, torch.float32),
+        (90, 24, torch.float64),
+        (80, 2, torch.bfloat16),
+        (90, 64, torch.bfloat16),
+        (90, 24, torch.float16),
+    ],
+)
 def test_programs_of_heads_compile(launches, capability, head_dim, dtype):
     """Products are rounded as they are written, and what is read is in registers as it is needed, 16 bytes at once."""
     pass_heads((2, 1, 3, 64, head_dim), dtype)
@@ -336,8 +345,16 @@ def pass_attention(shape: tuple[int, ...], dtype: torch.dtype, tf32: bool = Fals
 ATTENTION = {"store_scores": 1, "attend": 2, "attend_back_queries": 3, "attend_back_keys": 3}  # launches of each
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("capability", "head_dim"), [(90, 16), (90, 64), (80, 128)])
+@pytest.mark.parametrize(
+    ("dtype", "capability", "head_dim"),
+    [
+        (torch.float32, 90, 64),
+        (torch.float32, 80, 128),
+        (torch.float64, 90, 16),
+        (torch.float64, 80, 128),
+        (torch.bfloat16, 90, 64),
+    ],
+)
 def test_attention_compiles(launches, dtype, capability, head_dim):
     """Into registers and little shared memory; quotients are rounded, no rounding is left out, nothing is atomic.
 

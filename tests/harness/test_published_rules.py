@@ -165,7 +165,7 @@ def differing(one: Sequence[bool], other: Sequence[bool]) -> list[int]:
     return np.flatnonzero(np.array(one) != np.array(other)).tolist()
 
 
-@pytest.mark.parametrize(("window", "sigma"), [(128, 6.0), (16, 2.0), (7, 3.0)])
+@pytest.mark.parametrize(("window", "sigma"), [(128, 6.0), (7, 3.0)])
 def test_skip_step_is_that_of_olmo_core(shown: Mapping[str, Shown], window: int, sigma: float) -> None:
     heard = 0
     for name, of in shown.items():
@@ -186,7 +186,7 @@ def test_levanter_begins_a_step_later_and_has_a_smaller_deviation(shown: Mapping
     assert apart < 0.01 * STEPS * len(shown)
 
 
-@pytest.mark.parametrize("rise", [2.0, 0.2, 1.0])
+@pytest.mark.parametrize("rise", [2.0, 0.2])
 def test_running_mean_is_that_of_lightning(shown: Mapping[str, Shown], tmp_path: Path, rise: float) -> None:
     heard = 0
     for name, of in shown.items():
@@ -219,7 +219,7 @@ def test_loss_ratio_is_that_of_metaseq(shown: Mapping[str, Shown]) -> None:
     assert heard
 
 
-@pytest.mark.parametrize(("limit", "sigma"), [(6.0, 3.5), (3.0, 50.0), (6.0, 2.0)])
+@pytest.mark.parametrize(("limit", "sigma"), [(6.0, 3.5), (3.0, 50.0)])
 def test_cusum_is_that_of_trainscope(shown: Mapping[str, Shown], limit: float, sigma: float) -> None:
     """Its change points by cumulative sums, and beside them its robust deviations."""
     heard = 0

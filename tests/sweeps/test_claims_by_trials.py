@@ -16,7 +16,7 @@ from harness.storage.results_folder import ResultsPath
 from sweeps.claims import trained, verdicts
 from sweeps.claims.measured import METRICS
 from sweeps.claims.registered import claims
-from sweeps.claims.trained import registration_of, trials_of
+from sweeps.claims.trained import Recipes, registration_of, trials_of
 from sweeps.claims.verdicts import CONFIRMED, NOT_HERE, REFUTED, UNDECIDED, discoveries, interval, judge, together
 from sweeps.commands import console
 from tests.sweeps import command
@@ -246,7 +246,8 @@ def test_wrong_words(capsys, words: tuple[str, ...], said: str) -> None:
 
 def test_ours_can_be_planned_and_share_trials() -> None:
     known = [claim for claim in claims().values() if claim.trials is not None]
-    both = {claim.name: trials_of(claim, look=2) for claim in known}
+    recipes: Recipes = {}
+    both = {claim.name: trials_of(claim, 2, recipes) for claim in known}
     trials = {
         claim.name: {trial.id for trial in both[claim.name] if trial.seed < 100 + claim.trials.seeds} for claim in known
     }

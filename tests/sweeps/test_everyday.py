@@ -261,7 +261,7 @@ def test_a_removal_that_is_killed_loses_nothing_else(whole: Path, tmp_path: Path
     (tmp_path / "all").mkdir()
     number = changes("remove", str(copied(whole, tmp_path / "all")), "--where", "seed=1", "--yes")
     assert number > 50
-    for place, change in enumerate(np.linspace(1, number - 1, 8).astype(int)):
+    for place, change in enumerate(np.linspace(1, number - 1, 4).astype(int)):
         (tmp_path / str(place)).mkdir()
         out = copied(whole, tmp_path / str(place))
         words = ("remove", str(out), "--where", "seed=1", "--yes")
@@ -281,7 +281,7 @@ def test_a_merge_that_is_killed_goes_on(whole: Path, tmp_path: Path, capsys) -> 
     number = changes("merge", str(whole), str(other), "--into", str(tmp_path / "all"))
     expected = analysis.open_sweep(tmp_path / "all")
     assert number > 50 and expected.sizes["trial"] == 24
-    for place, change in enumerate(np.linspace(3, number - 1, 8).astype(int)):
+    for place, change in enumerate(np.linspace(3, number - 1, 4).astype(int)):
         words = ("merge", str(whole), str(other), "--into", str(tmp_path / str(place)))
         assert killed_at(change, *words).returncode == -signal.SIGKILL
         assert call(capsys, *words)[0] == 0

@@ -212,8 +212,8 @@ def test_verdicts_are_held_against_the_faults(tmp_path: Path) -> None:
 def test_a_killed_sweep_with_rollbacks_ends_as_one_that_was_not(tmp_path: Path) -> None:
     """SIGKILL while rows stand at different steps, on two ranks as processes; what is rolled back leaves no bit."""
     arguments = command.tiny(
-        *("-m", "fault=none,nan_gradient", "fault.start=200", "train.ranks=2", "train.batch=4", "train.steps=600"),
-        *("detect=finite", LADDER, "playbook.snapshot.every=50", "playbook.snapshot.kept=3", "checkpoint.every=20"),
+        *("-m", "fault=none,nan_gradient", "fault.start=100", "train.ranks=2", "train.batch=4", "train.steps=300"),
+        *("detect=finite", LADDER, "playbook.snapshot.every=25", "playbook.snapshot.kept=3", "checkpoint.every=20"),
         *("ranks=processes", "pack.size=2"),
     )
 
