@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
 
 from analysis.reading.twins import final_window
-from harness.config import ConfigError
+from harness.config import ConfigError, Trial
+from harness.guards import GUARDS
+from harness.readings.table import READ_BY, READINGS
+from harness.storage.store import SIGNALS
+from harness.training.readings import stored_signals
 
 _TEXT = re.compile(r"(\w+)\((\w+)(?:, *([-+.\de]+))?\)")
 
@@ -59,6 +63,24 @@ class SignalSummary:
                 rows = lengths == steps
                 found[rows] = FORMS[self.form].of(values[rows, :steps], self.number)
             return np.log(found) if self.is_ratio else found
+
+    def refused(self, trials: Sequence[Trial]) -> str:
+        """Why the store of these trials, which are still to be trained, will not have the signal; empty if it will."""
+        known = set(SIGNALS).union(*(guard.signals for guard in GUARDS))
+        for trial in trials:
+            detectors = trial.section("detect").name.split("+")
+            known |= set(stored_signals(trial)) | {f"{kind}_{name}" for kind in GUARDED for name in detectors}
+        if self.signal in known:
+            return ""
+        if self.signal not in READ_BY:
+            return f"{self.name}: the trials have no such signal; allowed: {', '.join(sorted(known))}"
+        key = f"signals.{READ_BY[self.signal]}"
+        if why := READINGS[READ_BY[self.signal]].missing(trials[0]):
+            return f"{self.name}: {key}: {why}; allowed: another signal, or another model"
+        return f"{self.name}: {key}=0 never reads it; allowed: {key} >= 1"
+
+
+GUARDED = ("alarm", "score")  # what the store has of each detector
 
 
 def _signals(sweep: xr.Dataset) -> list[str]:

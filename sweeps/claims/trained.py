@@ -114,7 +114,7 @@ def trials_of(claim: RegisteredClaim, look: int = 1, recipes: Recipes | None = N
 
 
 def _check_arms(test: TrialTest, trials: Sequence[Trial]) -> None:
-    """Raise ConfigError for an arm of which there are no trials, arms that share some, and a cell that is no axis."""
+    """Raise ConfigError for arms without trials or with the same ones, a cell that is no axis, and an unread signal."""
     fields = config_coordinates([trial.to_dict() for trial in trials], [trial.train.steps for trial in trials])
     planned = xr.Dataset(coords=fields | {"trial": [trial.id for trial in trials]})
     problems, arms = Problems(), []
@@ -130,6 +130,11 @@ def _check_arms(test: TrialTest, trials: Sequence[Trial]) -> None:
         if cell not in fields:
             allowed = ", ".join(sorted(map(str, fields)))
             problems.reasons[f"cells: {cell}: is no coordinate of these trials; allowed: {allowed}"] = None
+    for key, text in (("metric", test.metric), ("control.metric", test.control.metric)):
+        if (summary := metric_of(text).summary) is not None:
+            for arm in filter(None, arms):
+                if why := summary.refused([trial for trial in trials if trial.id in arm]):
+                    problems.reasons[f"{key}={why}"] = None
     problems.check()
 
 

@@ -195,12 +195,49 @@ def test_a_registration_does_not_depend_on_what_follows_from_the_rest(tmp_path: 
 
 def test_a_signal_that_no_trial_has_measured_decides_nothing(tmp_path: Path, capsys) -> None:
     """Nor does it say that nothing happened at this scale."""
-    changes = {"metric": "last(attention_entropy)", "unit": "ratio", "threshold": 2.0}
-    folder, out = own(tmp_path, **changes, sweep=[*MINE["sweep"], "signals.attention_entropy=0"]), tmp_path / "out"
+    changes = {"metric": "last(second_moment_norm)", "unit": "ratio", "threshold": 2.0}
+    folder, out = own(tmp_path, **changes, sweep=[*MINE["sweep"], "optim.name=sgd"]), tmp_path / "out"
     said = call(capsys, "run", "mine", f"out={out}", "--config-dir", str(folder), ONE)[1]
     (one,) = trained.verdicts(out, [claims(folder)["mine"]])
-    assert one.verdict.startswith("not measured: last(attention_entropy): the trials have no such signal; allowed: ")
+    assert one.verdict == "not measured: last(second_moment_norm)"
     assert NOT_HERE not in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("metric", "more", "reason"),
+    [
+        (
+            "last(attention_entropy)",
+            "signals.attention_entropy=0",
+            "signals.attention_entropy=0 never reads it; allowed: ",
+        ),
+        ("last(output_logz)", "train.steps=6", "the trials have no such signal; allowed: activation_kurtosis, "),
+        (
+            "largest(alarm_combined)",
+            "detect=finite",
+            "the trials have no such signal; allowed: activation_kurtosis, ",
+        ),
+        ("last(moe_load)", "train.steps=6", "the trials have no such signal; allowed: "),
+    ],
+)
+def test_a_signal_that_no_trial_will_have(tmp_path: Path, metric: str, more: str, reason: str) -> None:
+    """Of the metric or of the control: said before anything is trained."""
+    sweep = [*(word for word in MINE["sweep"] if not word.startswith(more.partition("=")[0])), more]
+    for changes in ({"metric": metric}, {"control": MINE["control"] | {"metric": metric}}):
+        changes |= {"unit": "ratio", "threshold": 2.0} if "metric" in changes else {}
+        claim = claims(own(tmp_path, **changes, sweep=sweep))["mine"]
+        with pytest.raises(ConfigError) as refused:
+            trials_of(claim)
+        key = "metric" if "metric" in changes else "control.metric"
+        assert f"claim=mine: {key}={metric}: {reason}" in str(refused.value)
+
+
+def test_signals_of_readings_and_detectors_are_known_beforehand(tmp_path: Path) -> None:
+    for metric, more in (("largest(alarm_combined)", "detect=combined"), ("last(attention_entropy)", "train.steps=6")):
+        sweep = [*(word for word in MINE["sweep"] if not word.startswith("train.steps")), "train.steps=6", more]
+        sweep = list(dict.fromkeys(sweep))
+        claim = claims(own(tmp_path, metric=metric, unit="ratio", threshold=2.0, sweep=sweep))["mine"]
+        assert trials_of(claim)
 
 
 def test_a_part_registers_all_claims_whose_trials_it_may_train(tmp_path: Path, capsys) -> None:

@@ -7,7 +7,7 @@ apart by themselves.
 """
 
 # %%
-# Forty flips at each of three sites. ``fault.samples`` draws them without repeats, and all that
+# Twenty-five flips at each of three sites. ``fault.samples`` draws them without repeats, and all that
 # share a recipe share the steps before they strike.
 
 import tempfile
@@ -23,7 +23,7 @@ out = f"{tempfile.mkdtemp()}/flips"
 words = [
     *("model.width=32", "model.depth=2", "model.head_dim=16", "model.context=32", "optim.lr=1e-2"),
     *("train.steps=60", "train.batch=4", "train.validate_every=30", "schedule.warmup=10"),
-    *("fault=bit_flip", "fault.site=weight,gradient,moment_2", "fault.samples=40", "fault.start=10", "fault.until=40"),
+    *("fault=bit_flip", "fault.site=weight,gradient,moment_2", "fault.samples=25", "fault.start=10", "fault.until=40"),
 ]
 sweep = sweeps.run(words, out=out, progress=False)
 

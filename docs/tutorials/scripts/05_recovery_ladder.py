@@ -20,8 +20,8 @@ import sweeps
 
 out = f"{tempfile.mkdtemp()}/ladder"
 words = [
-    *("model.width=48", "model.depth=2", "model.head_dim=16", "model.context=64", "optim.lr=1e-2"),
-    *("train.steps=260", "train.batch=8", "train.validate_every=130", "schedule.warmup=15", "seed=range(2)"),
+    *("model.width=32", "model.depth=2", "model.head_dim=16", "model.context=32", "optim.lr=1e-2"),
+    *("train.steps=240", "train.batch=8", "train.validate_every=120", "schedule.warmup=15", "seed=range(2)"),
     *("fault=none,weight_bit", "fault.start=200", "fault.tensor=blocks.*.feedforward.down", "fault.bit=30"),
     *("playbook=none,ladder,palm,repair", "playbook.snapshot.every=10", "playbook.snapshot.kept=4"),
     *("playbook.roll_back.back=20", "playbook.skip_batches.count=10", "idle=warn"),
@@ -49,7 +49,7 @@ for name in names:
     run = sweep.isel(trial=np.flatnonzero(is_mine)[0])
     panel.plot(run.step, run.loss, label=name, linewidth=1)
 panel.axvline(200, color="grey", linestyle=":")
-panel.set(xlabel="step", ylabel="training loss [nat/token]", xlim=(150, 260))
+panel.set(xlabel="step", ylabel="training loss [nat/token]", xlim=(150, 240))
 panel.legend(title="playbook")
 plt.show()
 
