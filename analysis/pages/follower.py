@@ -18,6 +18,7 @@ from analysis.pages.plain import shown
 from analysis.pages.trial_page import (
     EVERY_STEP,
     FAILURES,
+    ToldIncidents,
     incidents_by_trial,
     opened,
     told_incident,
@@ -51,6 +52,9 @@ class Follower:
         self._steps: dict[str, int] = {}
         self._unread: dict[str, None] = {}  # packs in which incidents are still to be looked for, the last one first
         self._incidents: dict[str, list[dict[str, Any]]] = {}  # by trial, the last one that was looked at last
+        self._looked: dict[str, int] = {}  # pack -> up to which step incidents were looked for; -1: it failed
+        self._looking = ""  # the pack in which they are being looked for
+        self._forgotten: set[str] = set()  # trials whose incidents are kept no more
         self._signals: OrderedDict[tuple[str, str], tuple[PackInfo, np.ndarray]] = OrderedDict()
         self._packs: Sequence[PackInfo] = ()
         self._overview_due = self._incidents_due = self._seen_in = 0.0
@@ -84,7 +88,21 @@ class Follower:
 
     def trial(self, trial: str) -> dict[str, Any]:
         """Its `trial_page`, from what was last seen of the store. Raises ConfigError."""
-        return trial_page(self.store.out, self.store.attributes, self._packs, trial)
+        return trial_page(self.store.out, self.store.attributes, self._packs, trial, self._told(trial))
+
+    def _told(self, trial: str) -> ToldIncidents | None:
+        """Its incidents as the other thread has found them, for to find them takes long; None if it will not."""
+        pack = stored_trials(self._packs).get(trial)
+        if pack is None or trial in self._forgotten:
+            return None
+        looked, done = self._looked.get(pack.id), pack.attributes["steps_done"]
+        if looked is None:
+            is_due = pack.id in self._unread or pack.id == self._looking
+            return ToldIncidents({}, "They are still being looked for.") if is_due else None
+        if looked < 0:
+            return None
+        rows = [{key: one[key] for key in one if key != "trial"} for one in self._incidents.get(trial, ())]
+        return ToldIncidents({trial: rows}, f"Looked for up to step {looked}." if looked < done else "")
 
     def _read(self, pack: PackInfo, signal: str) -> np.ndarray:
         """[R, steps] up to the last that is stored; those that were asked for last are kept."""
@@ -198,17 +216,22 @@ class Follower:
         """In the packs that moved last first, for as long as a look may take."""
         last = time.monotonic() + INCIDENT_SECONDS
         while self._unread and time.monotonic() < last:
-            name, _ = self._unread.popitem()
+            name = self._looking = next(reversed(self._unread))
+            del self._unread[name]
             if name not in self.store.packs:
                 continue
+            pack = self.store.packs[name]
             try:
-                for trial, found in self._incidents_in(self.store.packs[name]):
+                for trial, found in self._incidents_in(pack):
                     self._incidents.pop(trial, None)
+                    self._forgotten.discard(trial)
                     if found:
                         self._incidents[trial] = found
+                self._looked[name] = pack.attributes["steps_done"]
             except FAILURES:
-                continue  # its trials say why, where they are opened
+                self._looked[name] = -1  # its trials say why, where they are opened
         for trial in list(self._incidents)[: -MOST_INCIDENTS or None]:
+            self._forgotten.add(trial)
             del self._incidents[trial]
         kept = [one for trial in reversed(self._incidents) for one in self._incidents[trial]]
         return {"incidents": kept[:MOST_INCIDENTS], "unread": self._trials_unread()}

@@ -154,7 +154,7 @@ def progress_of(store: Store) -> dict[str, Any]:
 
 
 def _done(pack: PackInfo, ahead: int) -> int:
-    """Steps; a pack counts those of its witnesses in its file, but not here."""
+    """Steps; a pack counts those of unstored twins in its file, but not here."""
     return pack.steps if pack.complete else min(pack.steps, max(pack.attributes["steps_done"], ahead))
 
 

@@ -58,15 +58,31 @@ class TrialPages:
     curves: dict[str, dict[str, Any]]
 
 
-def trial_page(out: Path, attributes: dict[str, Any], packs: Sequence[PackInfo], trial: str) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class ToldIncidents:
+    """Those of some trials, as `told_incident` has them; or why they could not be told."""
+
+    by_trial: Mapping[str, Sequence[dict[str, Any]]]
+    missing: str = ""
+
+
+def trial_page(
+    out: Path,
+    attributes: dict[str, Any],
+    packs: Sequence[PackInfo],
+    trial: str,
+    incidents: ToldIncidents | None = None,
+) -> dict[str, Any]:
     """`page` and `curves` of one trial and its golden twin, of those in these packs of the store in `out`.
+
+    To look for incidents takes milliseconds a step: whoever has done it hands them on.
 
     Raises ConfigError for a trial that they do not have, and DamagedStore where its values cannot be read.
     """
     stored = stored_trials(packs)
     if trial not in stored:
         raise unknown_trial(out, trial, iter(stored))
-    made = _made(opened(out, attributes, _packs_of(stored, [trial])), [trial], Detail())
+    made = _made(opened(out, attributes, _packs_of(stored, [trial])), [trial], Detail(), incidents)
     return {"page": made.pages[trial], "curves": made.curves}
 
 
@@ -110,7 +126,9 @@ def opened(out: Path, attributes: dict[str, Any], packs: Sequence[PackInfo]) -> 
     return SweepFolder(out, dataset_of(attributes, packs), packs)
 
 
-def _made(folder: SweepFolder, trials: Sequence[str], detail: Detail) -> TrialPages:
+def _made(
+    folder: SweepFolder, trials: Sequence[str], detail: Detail, incidents: ToldIncidents | None = None
+) -> TrialPages:
     """Their values are read once, and are in memory together. Raises DamagedStore."""
     sweep = folder.sweep.sel(trial=list(trials))
     twins = [name for name in np.unique(sweep["golden"].values) if name in folder.sweep["trial"].values]
@@ -118,7 +136,7 @@ def _made(folder: SweepFolder, trials: Sequence[str], detail: Detail) -> TrialPa
     signals = [name for name, signal in folder.sweep.data_vars.items() if "step" in signal.dims]
     part = folder.sweep[signals].sel(trial=rows).load()
     known = dataclasses.replace(folder, sweep=part.assign({name: FINALS[name][1](part) for name in LOSSES}))
-    incidents, missing = _incidents(known, trials)
+    incidents = incidents or _incidents(known, trials)
     curves = {trial: _curves(known.sweep, row, detail) for row, trial in enumerate(rows)}
     stored = stored_trials(folder.packs)
     pages = {}
@@ -133,8 +151,8 @@ def _made(folder: SweepFolder, trials: Sequence[str], detail: Detail) -> TrialPa
             "has_twin": golden in curves,
             "facts": _facts(known.sweep, row, stored[trial]),
             "events": _events(stored[trial], trial),
-            "incidents": [told_incident(one) for one in incidents.get(trial, [])],
-            "incidents_missing": missing,
+            "incidents": list(incidents.by_trial.get(trial, ())),
+            "incidents_missing": incidents.missing,
             "provenance": _provenance(known.sweep, trial),
             "config": _config(config),
             "command": training_command(config),
@@ -212,12 +230,13 @@ def _events(pack: PackInfo, trial: str) -> list[dict[str, Any]]:
     return [plain({name: event[name] for name in (*order, *event) if name in event}) for event in events]
 
 
-def _incidents(sweep: SweepFolder, trials: Sequence[str]) -> tuple[dict[str, list[Incident]], str]:
-    """The incidents of these trials, finished or not; or the reason why they could not be told."""
+def _incidents(sweep: SweepFolder, trials: Sequence[str]) -> ToldIncidents:
+    """The incidents of these trials, finished or not."""
     try:
-        return incidents_by_trial(sweep, trials), ""
+        found = incidents_by_trial(sweep, trials)
     except FAILURES as error:  # of what no sweep has written: its curves can still be looked at
-        return {}, shown(f"{type(error).__name__}: {error}")
+        return ToldIncidents({}, shown(f"They could not be told: {type(error).__name__}: {error}"))
+    return ToldIncidents({trial: [told_incident(one) for one in own] for trial, own in found.items()})
 
 
 def incidents_by_trial(sweep: SweepFolder, trials: Sequence[str]) -> dict[str, list[Incident]]:

@@ -19,10 +19,10 @@ def pack_id(trials: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class PackPlan:
-    """Trials to train together. A witness is a golden trial whose results are stored elsewhere already."""
+    """Trials to train together. `unstored` are ids of golden trials whose results are stored elsewhere already."""
 
     trials: tuple[Trial, ...]
-    witnesses: frozenset[str]
+    unstored: frozenset[str]
 
     @property
     def id(self) -> str:
@@ -30,11 +30,11 @@ class PackPlan:
 
     @property
     def recorded(self) -> tuple[Trial, ...]:
-        return tuple(trial for trial in self.trials if trial.id not in self.witnesses)
+        return tuple(trial for trial in self.trials if trial.id not in self.unstored)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
-        return {"trials": [trial.to_dict() for trial in self.trials], "witnesses": sorted(self.witnesses)}
+        return {"trials": [trial.to_dict() for trial in self.trials], "witnesses": sorted(self.unstored)}
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Plan:
 def without(pack: PackPlan, taken: Set[str]) -> PackPlan | None:
     """The pack less the trials that are `taken`; None if none of those that it records is left.
 
-    The golden twins of those that are left stay as witnesses, and so does one more, where only one trial would be left:
-    a pack of one has other bits.
+    The golden twins of those that are left stay, unstored, and so does one more where only one trial would be left: a
+    pack of one has other bits.
     """
     left = [trial for trial in pack.recorded if trial.id not in taken]
     if len(left) == len(pack.recorded) or not left:

@@ -120,8 +120,8 @@ def _packs(
 def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
     """What has to stay together of a golden trial and its faulty ones: some of those, with their golden twin.
 
-    The golden trial is recorded once; where it is there again, or stored already (`family` lacks it then), it is a
-    witness. Strikes at like times stay together.
+    The golden trial is recorded once; where it is there again, or stored already (`family` lacks it then), it is
+    unstored. Strikes at like times stay together.
     """
     golden = family[0].golden
     faulty = sorted((trial for trial in family if trial.id != golden.id), key=lambda trial: trial.fault.start)
@@ -129,9 +129,9 @@ def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
         return [PackPlan((golden,), frozenset())]
     count = math.ceil(len(faulty) / max(1, limit - 1))
     ends = [len(faulty) * i // count for i in range(count + 1)]
-    recorded_first, witness = len(faulty) < len(family), frozenset([golden.id])
+    recorded_first, unstored = len(faulty) < len(family), frozenset([golden.id])
     return [
-        PackPlan((golden, *faulty[start:stop]), frozenset() if recorded_first and start == 0 else witness)
+        PackPlan((golden, *faulty[start:stop]), frozenset() if recorded_first and start == 0 else unstored)
         for start, stop in pairwise(ends)
     ]
 

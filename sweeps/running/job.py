@@ -232,13 +232,13 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
     device = pick_device(job.run.device, first.train.precision)
     pack, fault_schedule, corpus = _prepared(job, device)
     store, saved = _opened(job, pack, corpus, checkpoints)
-    kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
+    kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.unstored]
 
     def write(first_step: int, signals: Mapping[str, np.ndarray]) -> None:
         store.write(first_step, {name: values[kept] for name, values in signals.items()})
 
     def leave(number: int, tensors: Mapping[str, Tensor]) -> None:
-        if trials[number].id not in job.pack.witnesses:
+        if trials[number].id not in job.pack.unstored:
             write_weights(job.folder, trials[number], tensors)
 
     def not_recorded(said: str) -> None:

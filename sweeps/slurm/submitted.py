@@ -43,7 +43,7 @@ class Packed:
     """A pack that is being submitted, and how it is to be trained."""
 
     trials: tuple[Mapping[str, Any], ...]
-    witnesses: tuple[str, ...]
+    witnesses: tuple[str, ...]  # ids of the unstored twins
     device: str
     block: int
     every: int | None
@@ -215,8 +215,8 @@ def _job(record: Packed, file: ResultsPath) -> Job:
         trials = tuple(trial_from_dict(values, fault_types()) for values in record.trials)
         settings = {key: check_key(key, getattr(record, name)) for name, key in NOTED.items()}
         pack = PackPlan(trials, frozenset(record.witnesses))
-        if not pack.recorded or not pack.witnesses <= {trial.id for trial in trials}:
-            raise ValueError("no trials of its own, or witnesses that are none of them")
+        if not pack.recorded or not pack.unstored <= {trial.id for trial in trials}:
+            raise ValueError("no trials of its own, or unstored twins that are none of them")
         return Job(pack, RunSettings.of(settings, file.root), file.id)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Unreadable(file.path, f"holds no pack ({type(error).__name__}: {str(error)!r:.100})") from None

@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGINT
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from analysis.__main__ import main
 from analysis.pages import follower as following
+from analysis.pages import trial_page
 from analysis.pages.document import asset
 from analysis.pages.follower import Follower
 from analysis.pages.server import Server, serving
@@ -204,6 +206,38 @@ def test_incidents_come_as_they_are_stored(tmp_path: Path) -> None:
     follower.look()
     found = [one for one in follower.news(0)["incidents"] if "non-finite" in one["symptoms"]]
     assert [one["trial"] for one in found] == [trial.id] and found[0]["first"] <= 50 <= found[0]["last"]
+
+
+def test_a_page_does_not_look_for_incidents_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes milliseconds a step: it has what was found, and says up to which step, or that none is known yet."""
+    (trial, _), _ = packs()
+
+    def loss(trial: Trial) -> np.ndarray:
+        return np.where(np.arange(40) >= 15, np.nan, np.linspace(4, 3, 40))
+
+    writer = synthetic.write_pack(tmp_path, [trial], loss, signals={"grad_norm": loss}, steps_done=20, finish=False)
+    follower = Follower(tmp_path)
+    follower.look(finds_incidents=False)
+    slow = mock.Mock(wraps=trial_page.incidents_by_trial)
+    monkeypatch.setattr(trial_page, "incidents_by_trial", slow)
+    page = follower.trial(trial.id)["page"]
+    assert page["incidents"] == [] and page["incidents_missing"] == "They are still being looked for."
+    follower.look()
+    page = follower.trial(trial.id)["page"]
+    assert slow.call_count == 0 and page["incidents_missing"] == "" and page["incidents"]
+    found = page["incidents"]
+    writer.write(20, {name: np.ones((1, 20, *writer.shape(name)[2:]), "f4") for name in writer.signals})
+    follower.look(finds_incidents=False)
+    page = follower.trial(trial.id)["page"]
+    assert page["incidents"] == found and page["incidents_missing"] == "Looked for up to step 20."
+    follower.look()
+    assert follower.trial(trial.id)["page"]["incidents_missing"] == "" and slow.call_count == 0
+    # Those of very many trials are not kept: such a page looks for its own.
+    monkeypatch.setattr(following, "MOST_INCIDENTS", 0)
+    follower.store.signatures.clear()
+    follower.look()
+    page = follower.trial(trial.id)["page"]
+    assert slow.call_count == 1 and page["incidents"]
 
 
 def test_how_far_a_sweep_is_does_not_wait_for_incidents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

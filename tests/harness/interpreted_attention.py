@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def of_this_file_alone(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 SCORES = "a.scores"
-SHAPES = [(1, 1, 1, 1, 2), (2, 1, 2, 8, 8), (3, 2, 1, 33, 16), (1, 1, 2, 65, 24), (2, 1, 1, 70, 64), (1, 1, 1, 40, 128)]
+SHAPES = [(1, 1, 1, 1, 2), (2, 1, 2, 8, 8), (3, 2, 1, 33, 16), (1, 1, 1, 65, 24), (1, 1, 1, 70, 64), (1, 1, 1, 40, 128)]
 Change = Callable[[Tensor], Tensor]
 
 
@@ -118,6 +119,12 @@ def test_scores_that_are_stored_change_no_bit(shape, dtype):
     assert torch.equal(told[0].double(), scores.amax(-1, keepdim=True).double())
 
 
+@cache
+def undisturbed() -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    given = parts((2, 1, 2, 40, 16))
+    return given, passed(given)
+
+
 MASKED_AND_ONLY = [((1, 0, 1, 3, 38), 40.0), ((1, 0, 1, 3, 38), math.nan), ((0, 0, 0, 0, 0), math.inf)]
 
 
@@ -132,12 +139,12 @@ def struck(place: tuple[int, ...], value: float) -> Change:
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [*(((1, 0, 1, 36, 5), value) for value in (40.0, -math.inf, math.inf, math.nan)), *MASKED_AND_ONLY],
+    [*(((1, 0, 1, 36, 5), value) for value in (40.0, -math.inf, math.nan)), *MASKED_AND_ONLY],
 )
 def test_scores_that_are_changed(place, value):
     """Seen ones and masked ones, and the only one of the first token; in no other head anything changes."""
-    given = parts((2, 1, 2, 40, 16))
-    found, plain = passed(given, changing(struck(place, value))), passed(given)
+    given, plain = undisturbed()
+    found = passed(given, changing(struck(place, value)))
     for ours, theirs in zip(found, by_torch(given, struck(place, value)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, equal_nan=True)
     trial, _, head = place[:3]
@@ -176,7 +183,7 @@ def test_bits_depend_neither_on_the_pack_nor_on_the_row():
 
 # --- a whole pack ----------------------------------------------------------------------------------------------------
 
-LONGER: dict[str, Any] = {"context": 20, "depth": 1, "steps": 2, "validate_every": 2}
+LONGER: dict[str, Any] = {"context": 20, "batch": 1, "steps": 2}
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_less_of_a_pack_keeps_the_twins_and_company(packs: list[PackPlan]) -> No
     assert less is not None and less.trials == pack.trials and ids(less) == {trial.id for trial in faulty}
     lone = without(pack, ids(pack) - {golden[0].id})
     assert lone is not None and ids(lone) == {golden[0].id}
-    assert len(lone.trials) == 2 and lone.witnesses == {golden[1].id}, "one alone has other bits"
+    assert len(lone.trials) == 2 and lone.unstored == {golden[1].id}, "one alone has other bits"
 
 
 @pytest.mark.parametrize(

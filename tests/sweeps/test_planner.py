@@ -87,10 +87,10 @@ def test_packs(seed: int) -> None:
         assert {trial.golden.id for trial in pack.trials} <= inside  # each beside its twin
         assert len({trial.structure for trial in pack.trials}) == 1
         assert len(pack.trials) <= (size or MOST_ALIKE) + 1
-        assert not {trial.id for trial in pack.recorded} & pack.witnesses
+        assert not {trial.id for trial in pack.recorded} & pack.unstored
         needed = {trial.golden.id for trial in pack.recorded if trial.golden != trial}
-        # No witness without someone to testify for, or to keep company.
-        assert pack.witnesses <= needed or (len(pack.trials), len(pack.recorded)) == (2, 1)
+        # No unstored twin without a trial that needs it, or to keep company.
+        assert pack.unstored <= needed or (len(pack.trials), len(pack.recorded)) == (2, 1)
         assert pack.recorded
         assert not complete & {trial.id for trial in pack.recorded}
         lone[pack.trials[0].structure] += len(pack.trials) == 1
@@ -121,21 +121,21 @@ def test_an_interrupted_plan_goes_on(seed: int) -> None:
 
 
 def test_families_stay_whole_where_they_fit() -> None:
-    """Golden trial and its faulty ones are trained once, together: no witness is needed."""
+    """Golden trial and its faulty ones are trained once, together: no unstored twin is needed."""
     trials = [dataclasses.replace(Trial(seed=seed), fault=Value(bit=bit)) for seed in range(12) for bit in range(3)]
     plan = make_plan(trials, (), 8, "cpu", workers=2)
-    assert not any(pack.witnesses for pack in plan.packs)
+    assert not any(pack.unstored for pack in plan.packs)
     assert [len(pack.trials) for pack in plan.packs] == [8] * 6
 
 
-def test_later_faults_bring_witnesses() -> None:
+def test_later_faults_bring_unstored_twins() -> None:
     """A golden trial that is stored already is trained again beside new faults, and not recorded again."""
     golden = [Trial(seed=seed) for seed in range(4)]
     faulty = [dataclasses.replace(trial, fault=Value(bit=3)) for trial in golden]
     plan = make_plan(faulty, {trial.id for trial in golden}, 4, "cpu", workers=1)
     assert [len(pack.trials) for pack in plan.packs] == [4, 4]
     assert {trial.id for pack in plan.packs for trial in pack.recorded} == {trial.id for trial in faulty}
-    assert set.union(*(set(pack.witnesses) for pack in plan.packs)) == {trial.id for trial in golden}
+    assert set.union(*(set(pack.unstored) for pack in plan.packs)) == {trial.id for trial in golden}
 
 
 def test_a_fault_shared_by_many_has_one_twin() -> None:
@@ -176,7 +176,7 @@ def test_what_is_complete_regroups_nothing_else() -> None:
 def test_a_trial_that_is_left_alone_trains_beside_one_that_is_stored() -> None:
     trials = [Trial(Model(width=32), seed=seed) for seed in range(4)]
     (pack,) = make_plan(trials, [trial.id for trial in trials[:3]], 4, "cpu", workers=1).packs
-    assert pack.recorded == (trials[3],) and len(pack.trials) == 2 and pack.witnesses <= {t.id for t in trials[:3]}
+    assert pack.recorded == (trials[3],) and len(pack.trials) == 2 and pack.unstored <= {t.id for t in trials[:3]}
 
 
 def test_structures_of_about_one_length_take_turns() -> None:
@@ -239,7 +239,7 @@ def test_many_faults_share_a_prefix_up_to_a_limit(faults: int, packs: int) -> No
     sizes = [len(pack.trials) for pack in plan.packs]
     assert len(sizes) == packs and max(sizes) <= MOST_ALIKE and max(sizes) - min(sizes) <= 1
     assert_each_once(plan, trials)
-    assert sum(LONG.id in pack.witnesses for pack in plan.packs) == packs - 1
+    assert sum(LONG.id in pack.unstored for pack in plan.packs) == packs - 1
 
 
 @pytest.mark.parametrize("memory", [math.inf, 64e9])

@@ -39,7 +39,7 @@ async function openTrial(id) {
   const row = overview.trials.indexOf(id);
   const settings = row < 0 ? [] : Object.keys(overview.columns).filter((name) => overview.columns[name].is_setting && valueOf(name, row) !== null && valueOf(name, row) !== "").slice(0, 14).map((name) => [labelOf(name), valueOf(name, row)]);
   const found = await pageOf(id, row);
-  isDone = Boolean(found.page.facts?.complete);
+  isDone = Boolean(found.page.facts?.complete) && !found.page.incidents_missing;
   if (opened !== id) return;
   if (isNew && !overviewBox.hidden) wasFigure = document.activeElement.id === "figure";
   if (isNew) { overviewBox.hidden = true; trialBox.hidden = false; document.title = `trial ${id}`; }

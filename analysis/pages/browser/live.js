@@ -23,14 +23,14 @@ async function look() {
   try {
     const found = await asked(`/data/news?version=${news.version}`);
     const isFirst = !overview.trials.length;
-    const hasMoved = found.beat !== news.beat;
+    const hasMoved = found.beat !== news.beat, isLookedAt = found.unread !== news.unread;
     news = { ...news, ...found };
     drawProgress();
     if (found.overview) {
       setOverview(found.overview, true);
       if (isFirst) { drawFilters(); await route(); } else if (!opened) { drawAxes(); draw(); }
     }
-    if (hasMoved && opened && !isDone) await openTrial(opened);
+    if ((hasMoved || isLookedAt) && opened && !isDone) await openTrial(opened);
     else if (hasMoved && !opened && overview.trials.length) drawMoving();
   } catch (error) {
     message(error instanceof TypeError ? "The server does not answer any more: was it ended?" : error.message);
