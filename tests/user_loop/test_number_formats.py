@@ -111,7 +111,7 @@ def test_activations_under_autocast_are_of_its_format(tmp_path: Path) -> None:
 
 def test_a_mixed_model_draws_elements_alike_and_of_each_its_own_bits(tmp_path: Path) -> None:
     loop = perceptron(torch.bfloat16, last=torch.float64)  # 40 elements in bf16, 9 in fp64
-    events = flips(loop, tmp_path, samples=300)
+    events = flips(loop, tmp_path, samples=150)
     of_last = events["tensor"].str.startswith("2.")
     assert set(events["format"][of_last]) == {"fp64"} and set(events["format"][~of_last]) == {"bf16"}
     assert 0.1 < of_last.mean() < 0.27, "9 of 49 elements, not 576 of 1216 bits"
