@@ -66,6 +66,8 @@ class SignalSummary:
 
     def refused(self, trials: Sequence[Trial]) -> str:
         """Why the store of these trials, which are still to be trained, will not have the signal; empty if it will."""
+        if self.signal in SIGNALS:
+            return ""
         known = set(SIGNALS).union(*(guard.signals for guard in GUARDS))
         for trial in trials:
             detectors = trial.section("detect").name.split("+")
