@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.again.batches import BatchReader
 from analysis.figures.drawing import Drawing, page
+from analysis.figures.legends import legend_below
 from analysis.measures.anomalies import TrialSignals, usual
 from analysis.measures.evidence import Evidence
 from analysis.measures.incidents import Incident
@@ -126,11 +127,11 @@ def token_histogram(reading: BatchReader, steps: Sequence[int], batches: Sequenc
     place = np.arange(len(shown))
     with page(9, 0.28 * len(shown) + 1.4, "Tokens of the incident's batches, and of the corpus") as figure:
         panel = figure.subplots()
-        panel.barh(place - 0.2, here[shown], height=0.4, color=ALARM, label="batches of the incident")
-        panel.barh(place + 0.2, usually[shown], height=0.4, color="0.6", label="training text")
+        sides = (-0.2, here[shown], ALARM, "batches of the incident"), (0.2, usually[shown], "0.6", "training text")
+        bars = [panel.barh(place + at, of, height=0.4, color=colour, label=name) for at, of, colour, name in sides]
         panel.set_yticks(place, [label(reading.token_text(int(token))) for token in shown], family="monospace")
         panel.set(ylim=(len(shown) - 0.5, -0.5), xlabel="share of the tokens")
-        panel.legend(frameon=False, loc="lower right")
+        legend_below(figure, bars)
     span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     caption = f"The {len(shown)} tokens of {span} whose share differs most from that in the training text."
     return Drawing(figure, caption)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from matplotlib.artist import Artist
+from matplotlib.container import Container
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -22,7 +23,7 @@ def signs(names: Iterable[str]) -> list[Line2D]:
     return [Line2D([], [], linestyle="none", label=words)] if is_marked else []
 
 
-def legend_below(figure: Figure, handles: Sequence[Artist], most: int = 2, title: str = "") -> None:
+def legend_below(figure: Figure, handles: Sequence[Artist | Container], most: int = 2, title: str = "") -> None:
     """A legend under the panels in at most so many columns, as many as fit; the figure grows where one does not."""
     labels = [str(handle.get_label()) for handle in handles]
     width = max(figure.get_figwidth(), _width(labels))
