@@ -103,7 +103,9 @@ def test_half_precision_is_rounded_where_a_cpu_emulates_it(monkeypatch, dtype, r
         torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), list(zip(SHAPES[:4], [torch.float32, torch.bfloat16] * 2, strict=True)))
+@pytest.mark.parametrize(
+    ("shape", "dtype"), list(zip(SHAPES[1:4], [torch.bfloat16, torch.float32, torch.bfloat16], strict=True))
+)
 def test_scores_that_are_stored_change_no_bit(shape, dtype):
     given, seen = parts(shape, dtype), []
     alone = passed(given)
@@ -174,9 +176,9 @@ def test_what_is_not_finite_stays_in_its_head(value):
 
 
 def test_bits_depend_neither_on_the_pack_nor_on_the_row():
-    given = parts((5, 1, 2, 37, 8), torch.float32)
+    given = parts((3, 1, 1, 37, 8), torch.float32)
     together = passed(given)
-    for rows in ([3], [4, 1], [0, 1, 2]):
+    for rows in ([2], [2, 1]):
         some = [x.detach()[rows].clone().requires_grad_() for x in given[:3]]
         assert same(passed([*some, given[3][rows].contiguous()]), tuple(x[rows] for x in together))
 
