@@ -18,7 +18,7 @@ from analysis.pages.plain import shown
 from analysis.pages.trial_page import (
     EVERY_STEP,
     FAILURES,
-    ToldIncidents,
+    IncidentRows,
     incidents_by_trial,
     opened,
     told_incident,
@@ -53,7 +53,7 @@ class Follower:
         self._unread: dict[str, None] = {}  # packs in which incidents are still to be looked for, the last one first
         self._incidents: dict[str, list[dict[str, Any]]] = {}  # by trial, the last one that was looked at last
         self._looked: dict[str, int] = {}  # pack -> up to which step incidents were looked for; -1: it failed
-        self._looking = ""  # the pack in which they are being looked for
+        self._looking = ""  # the pack in which they are being looked for, if any
         self._forgotten: set[str] = set()  # trials whose incidents are kept no more
         self._signals: OrderedDict[tuple[str, str], tuple[PackInfo, np.ndarray]] = OrderedDict()
         self._packs: Sequence[PackInfo] = ()
@@ -90,19 +90,16 @@ class Follower:
         """Its `trial_page`, from what was last seen of the store. Raises ConfigError."""
         return trial_page(self.store.out, self.store.attributes, self._packs, trial, self._told(trial))
 
-    def _told(self, trial: str) -> ToldIncidents | None:
+    def _told(self, trial: str) -> IncidentRows | None:
         """Its incidents as the other thread has found them, for to find them takes long; None if it will not."""
         pack = stored_trials(self._packs).get(trial)
         if pack is None or trial in self._forgotten:
             return None
-        looked, done = self._looked.get(pack.id), pack.attributes["steps_done"]
-        if looked is None:
-            is_due = pack.id in self._unread or pack.id == self._looking
-            return ToldIncidents({}, "They are still being looked for.") if is_due else None
+        looked, is_due = self._looked.get(pack.id, -1), pack.id in self._unread or pack.id == self._looking
         if looked < 0:
-            return None
+            return IncidentRows({}, "They are still being looked for.") if is_due else None
         rows = [{key: one[key] for key in one if key != "trial"} for one in self._incidents.get(trial, ())]
-        return ToldIncidents({trial: rows}, f"Looked for up to step {looked}." if looked < done else "")
+        return IncidentRows({trial: rows}, f"Looked for up to step {looked}." if is_due else "")
 
     def _read(self, pack: PackInfo, signal: str) -> np.ndarray:
         """[R, steps] up to the last that is stored; those that were asked for last are kept."""
@@ -230,6 +227,7 @@ class Follower:
                 self._looked[name] = pack.attributes["steps_done"]
             except FAILURES:
                 self._looked[name] = -1  # its trials say why, where they are opened
+        self._looking = ""
         for trial in list(self._incidents)[: -MOST_INCIDENTS or None]:
             self._forgotten.add(trial)
             del self._incidents[trial]

@@ -59,8 +59,8 @@ class TrialPages:
 
 
 @dataclasses.dataclass(frozen=True)
-class ToldIncidents:
-    """Those of some trials, as `told_incident` has them; or why they could not be told."""
+class IncidentRows:
+    """The incidents of some trials, as `told_incident` has them; or why there are none, in words for the page."""
 
     by_trial: Mapping[str, Sequence[dict[str, Any]]]
     missing: str = ""
@@ -71,7 +71,7 @@ def trial_page(
     attributes: dict[str, Any],
     packs: Sequence[PackInfo],
     trial: str,
-    incidents: ToldIncidents | None = None,
+    incidents: IncidentRows | None = None,
 ) -> dict[str, Any]:
     """`page` and `curves` of one trial and its golden twin, of those in these packs of the store in `out`.
 
@@ -127,7 +127,7 @@ def opened(out: Path, attributes: dict[str, Any], packs: Sequence[PackInfo]) -> 
 
 
 def _made(
-    folder: SweepFolder, trials: Sequence[str], detail: Detail, incidents: ToldIncidents | None = None
+    folder: SweepFolder, trials: Sequence[str], detail: Detail, incidents: IncidentRows | None = None
 ) -> TrialPages:
     """Their values are read once, and are in memory together. Raises DamagedStore."""
     sweep = folder.sweep.sel(trial=list(trials))
@@ -230,13 +230,13 @@ def _events(pack: PackInfo, trial: str) -> list[dict[str, Any]]:
     return [plain({name: event[name] for name in (*order, *event) if name in event}) for event in events]
 
 
-def _incidents(sweep: SweepFolder, trials: Sequence[str]) -> ToldIncidents:
+def _incidents(sweep: SweepFolder, trials: Sequence[str]) -> IncidentRows:
     """The incidents of these trials, finished or not."""
     try:
         found = incidents_by_trial(sweep, trials)
     except FAILURES as error:  # of what no sweep has written: its curves can still be looked at
-        return ToldIncidents({}, shown(f"They could not be told: {type(error).__name__}: {error}"))
-    return ToldIncidents({trial: [told_incident(one) for one in own] for trial, own in found.items()})
+        return IncidentRows({}, shown(f"They could not be told: {type(error).__name__}: {error}"))
+    return IncidentRows({trial: [told_incident(one) for one in own] for trial, own in found.items()})
 
 
 def incidents_by_trial(sweep: SweepFolder, trials: Sequence[str]) -> dict[str, list[Incident]]:

@@ -17,6 +17,7 @@ from harness.readings.table import READ_BY, READINGS
 from harness.storage.store import SIGNALS
 from harness.training.readings import stored_signals
 
+OF_DETECTORS = ("alarm", "score")  # signals of each detector, before its name
 _TEXT = re.compile(r"(\w+)\((\w+)(?:, *([-+.\de]+))?\)")
 
 
@@ -64,14 +65,14 @@ class SignalSummary:
                 found[rows] = FORMS[self.form].of(values[rows, :steps], self.number)
             return np.log(found) if self.is_ratio else found
 
-    def refused(self, trials: Sequence[Trial]) -> str:
-        """Why the store of these trials, which are still to be trained, will not have the signal; empty if it will."""
+    def unmeasured_reason(self, trials: Sequence[Trial]) -> str:
+        """Why these trials, once they are trained, will have no such signal in the store; empty if they will."""
         if self.signal in SIGNALS:
             return ""
         known = set(SIGNALS).union(*(guard.signals for guard in GUARDS))
         for trial in trials:
             detectors = trial.section("detect").name.split("+")
-            known |= set(stored_signals(trial)) | {f"{kind}_{name}" for kind in GUARDED for name in detectors}
+            known |= set(stored_signals(trial)) | {f"{kind}_{name}" for kind in OF_DETECTORS for name in detectors}
         if self.signal in known:
             return ""
         if self.signal not in READ_BY:
@@ -80,9 +81,6 @@ class SignalSummary:
         if why := READINGS[READ_BY[self.signal]].missing(trials[0]):
             return f"{self.name}: {key}: {why}; allowed: another signal, or another model"
         return f"{self.name}: {key}=0 never reads it; allowed: {key} >= 1"
-
-
-GUARDED = ("alarm", "score")  # what the store has of each detector
 
 
 def _signals(sweep: xr.Dataset) -> list[str]:

@@ -133,7 +133,7 @@ def _check_arms(test: TrialTest, trials: Sequence[Trial]) -> None:
     for key, text in (("metric", test.metric), ("control.metric", test.control.metric)):
         if (summary := metric_of(text).summary) is not None:
             for arm in filter(None, arms):
-                if why := summary.refused([trial for trial in trials if trial.id in arm]):
+                if why := summary.unmeasured_reason([trial for trial in trials if trial.id in arm]):
                     problems.reasons[f"{key}={why}"] = None
     problems.check()
 
@@ -160,7 +160,7 @@ def registration_of(folder: ResultsPath, claim: RegisteredClaim) -> Registration
 
 
 @dataclass(frozen=True)
-class _Read:
+class _StoredTrials:
     """What is in a results folder: its trials, the pack of each, and the folder itself."""
 
     sweep: xr.Dataset
@@ -174,21 +174,21 @@ def verdicts(out: Path, tested: Sequence[RegisteredClaim]) -> list[Verdict]:
     sweep, packs = open_with_packs(out)
     sweep = with_outcomes(sweep, [metric_of(test.metric) for claim in tested if (test := claim.trials) is not None])
     made = {trial: pack for pack in packs for trial in pack.attributes["ids"]}
-    read = _Read(sweep, made, ResultsPath.open(out))
-    return [verdict_of(claim, read) for claim in tested]
+    stored = _StoredTrials(sweep, made, ResultsPath.open(out))
+    return [verdict_of(claim, stored) for claim in tested]
 
 
-def verdict_of(claim: RegisteredClaim, read: _Read) -> Verdict:
+def verdict_of(claim: RegisteredClaim, stored: _StoredTrials) -> Verdict:
     """That of one claim."""
     test = _test_of(claim)
     try:
-        own = _whole_look(claim, read)
+        own = _whole_look(claim, stored)
         cells = list(_cells(test, own))
     except _Untold as reason:
         return Verdict(claim, str(reason), (), is_exploratory=False)
     told = together([cell.judged.verdict if cell.is_acting else NOT_HERE for cell in cells])
-    known = registration_of(read.folder, claim)
-    packs = [read.made[trial].attributes for trial in own["trial"].values]
+    known = registration_of(stored.folder, claim)
+    packs = [stored.made[trial].attributes for trial in own["trial"].values]
     begun = sorted(pack["created"] for pack in packs)
     is_registered = known is not None and known.registration == claim.registration
     is_early = known is not None and is_registered and known.at <= begun[0]
@@ -200,14 +200,14 @@ class _Untold(Exception):
     """Why there is no verdict."""
 
 
-def _whole_look(claim: RegisteredClaim, read: _Read) -> xr.Dataset:
+def _whole_look(claim: RegisteredClaim, stored: _StoredTrials) -> xr.Dataset:
     """The trials of the second look if all are complete, else those of the first. Raises _Untold if they are not.
 
     A part would compare what was trained at some rates with what was trained at others.
     """
-    sweep = read.sweep
+    sweep = stored.sweep
     there = set(sweep["trial"].values[sweep["complete"].values])
-    second = trials_of(claim, look=2, recipes=read.recipes)
+    second = trials_of(claim, look=2, recipes=stored.recipes)
     first = [trial for trial in second if trial.seed < FIRST_SEED + _test_of(claim).seeds]
     for trials in (second, first):
         if (ids := {trial.id for trial in trials}) <= there:

@@ -232,6 +232,10 @@ def test_a_page_does_not_look_for_incidents_itself(tmp_path: Path, monkeypatch: 
     assert page["incidents"] == found and page["incidents_missing"] == "Looked for up to step 20."
     follower.look()
     assert follower.trial(trial.id)["page"]["incidents_missing"] == "" and slow.call_count == 0
+    # A row that has gone back has no more steps than before, and what was found of it may not hold any more.
+    follower.store.signatures.clear()
+    follower.look(finds_incidents=False)
+    assert follower.trial(trial.id)["page"]["incidents_missing"] == "Looked for up to step 40."
     # Those of very many trials are not kept: such a page looks for its own.
     monkeypatch.setattr(following, "MOST_INCIDENTS", 0)
     follower.store.signatures.clear()

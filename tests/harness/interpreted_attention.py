@@ -176,7 +176,7 @@ def test_what_is_not_finite_stays_in_its_head(value):
 
 
 def test_bits_depend_neither_on_the_pack_nor_on_the_row():
-    given = parts((3, 1, 1, 37, 8), torch.float32)
+    given = parts((3, 1, 2, 37, 8), torch.float32)
     together = passed(given)
     for rows in ([2], [2, 1]):
         some = [x.detach()[rows].clone().requires_grad_() for x in given[:3]]

@@ -43,9 +43,9 @@ edges = {"low mantissa": 15, "high mantissa": 22, "exponent": 29, "top of expone
 kinds = pd.cut(rows["struck_bit"].astype(float), [-1, *edges.values()], labels=list(edges))
 shares = pd.crosstab(kinds, rows["fault_outcome"], normalize="index")
 figure, panel = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
-shares.plot.barh(stacked=True, ax=panel, color=sns.color_palette("colorblind"))
+shares.plot.barh(stacked=True, ax=panel, color=sns.color_palette("colorblind"), legend=False)
 panel.set(xlabel="share of faults", ylabel="bit that flipped")
-panel.legend(title="", ncols=2)
+figure.legend(loc="outside lower center", ncols=4)
 plt.show()
 
 # %%
