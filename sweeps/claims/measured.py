@@ -180,6 +180,22 @@ def metric_of(name: str, where: str = "metric") -> SeedMetric:
     return SeedMetric(unit, values, summary.is_ratio, summary, version=version)
 
 
+def per_doubling(metric: SeedMetric, table: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """`metric.bounds` of how much a seed's number rises with each doubling of a coordinate, by least squares.
+
+    Of seeds that have it at every value. Of a ratio, which is of logarithms, that is of the factor.
+    """
+    found = {float(np.log2(value)): metric.bounds(group) for value, group in table.groupby(axis)}
+    away = np.array(list(found)) - np.mean(list(found))
+    seeds = sorted(set.intersection(*(set(bounds.dropna().index) for bounds in found.values())))
+    slope = pd.DataFrame({"low": 0.0, "high": 0.0}, index=seeds)
+    for weight, bounds in zip(away / (away**2).sum(), found.values(), strict=True):
+        if abs(weight) > 1e-12:  # the middle of the range says nothing, even where it is open
+            ends = ("low", "high") if weight > 0 else ("high", "low")
+            slope += weight * bounds.loc[seeds, list(ends)].set_axis(["low", "high"], axis=1)
+    return slope
+
+
 def with_outcomes(sweep: xr.Dataset, metrics: list[SeedMetric]) -> xr.Dataset:
     """The sweep with what each fault did, where one of these metrics asks."""
     if not any(metric.is_of_faults for metric in metrics):

@@ -27,18 +27,23 @@ OF_TRIALS = {
     **{"sweep": list, "cells": list, "metric": str, "of": dict, "claimed": str},
     **{"threshold": float, "unit": str, "control": dict, "seeds": int},
 }
-MORE = {"opposite": str, "against": dict}  # may be left out
+MORE = {"opposite": str, "against": dict, "slope": str}  # may be left out
 CONTROL = {"metric": str, "above": float, "because": str}
+OF_CONTROL = {"of": dict}  # may be left out
 KINDS = {str: "text", list: "a list of words", dict: "keys and values", float: "a number", int: "a whole number"}
 
 
 @dataclass(frozen=True)
 class Control:
-    """What has to happen in the trials without the remedy: otherwise nothing could be seen, and nothing is refuted."""
+    """What has to happen in the trials without the remedy: otherwise nothing could be seen, and nothing is refuted.
+
+    `of`: in these trials of the sweep, and in those `against` if it is empty.
+    """
 
     metric: str
     above: float
     because: str
+    of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class TrialTest:
     """What is trained and compared: `metric` of the trials `of` less that of `against`, pair by pair of seeds.
 
     Without trials `against` it is the metric of those `of` itself, and the control is measured in them. `sweep` are
-    words of a sweep without seeds, and `cells` coordinates in each of which the claim has to hold.
+    words of a sweep without seeds, and `cells` coordinates in each of which the claim has to hold. With `slope`, a
+    coordinate, it is by how much the metric rises with each doubling of that.
     """
 
     sweep: tuple[str, ...]
@@ -59,6 +65,7 @@ class TrialTest:
     seeds: int
     control: Control
     unit: str  # of the threshold
+    slope: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,10 @@ class RegisteredClaim:
         told = dataclasses.asdict(dataclasses.replace(self, folder=None))
         if self.trials is not None and self.trials.against:
             del told["trials"]["unit"]  # that of the metric
+        if self.trials is not None and not self.trials.control.of:
+            del told["trials"]["control"]["of"]
+        if self.trials is not None and not self.trials.slope:
+            del told["trials"]["slope"]
         if self.trials is not None:
             names = {self.trials.metric, self.trials.control.metric}
             if versions := {name: version for name in names if (version := metric_of(name).version) > 1}:
@@ -133,7 +144,7 @@ def _claim(name: str, file: Path) -> RegisteredClaim:
 def _test(file: Path, tree: Mapping[str, Any]) -> TrialTest:
     problems, control = Problems(), tree["control"]
     with problems.collect():
-        _check_keys(control, CONTROL, f"{file}: control.")
+        _check_keys(control, CONTROL, f"{file}: control.", OF_CONTROL)
     for key in ("sweep", "cells"):
         with problems.collect():
             _words(file, tree, key)
@@ -156,8 +167,7 @@ def _test(file: Path, tree: Mapping[str, Any]) -> TrialTest:
     if tree["of"] == tree.get("against"):
         problems.reasons[f"{file}: of={tree['of']}: the same as against; allowed: two arms"] = None
     problems.check()
-    arms = (tuple(f"{key}={shown(value)}" for key, value in tree.get(arm, {}).items()) for arm in ("of", "against"))
-    of, against = arms
+    of, against, of_control = (_wheres(arm) for arm in (tree["of"], tree.get("against"), control.get("of")))
     return TrialTest(
         tuple(tree["sweep"]),
         tuple(tree["cells"]),
@@ -167,9 +177,15 @@ def _test(file: Path, tree: Mapping[str, Any]) -> TrialTest:
         tree["claimed"],
         float(tree["threshold"]),
         tree["seeds"],
-        Control(control["metric"], float(control["above"]), control["because"]),
+        Control(control["metric"], float(control["above"]), control["because"], of_control),
         tree["unit"],
+        tree.get("slope", ""),
     )
+
+
+def _wheres(arm: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What selects the trials of an arm."""
+    return tuple(f"{key}={shown(value)}" for key, value in (arm or {}).items())
 
 
 def _check_threshold(file: Path, tree: Mapping[str, Any], metric: SeedMetric, problems: Problems) -> None:

@@ -6,8 +6,8 @@ import dataclasses
 import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from harness.storage.json_seal import sealed_json, sealed_record
 from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import PackInfo
-from sweeps.claims.measured import SeedMetric, metric_of, with_outcomes
+from sweeps.claims.measured import SeedMetric, metric_of, per_doubling, with_outcomes
 from sweeps.claims.registered import FIRST_SEED, RegisteredClaim, TrialTest
 from sweeps.claims.registration import REGISTERED, Registration
 from sweeps.claims.verdicts import NOT_HERE, JudgedEffect, interval, judge, together
@@ -34,6 +34,7 @@ from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import Call, calling, config_loader
 from sweeps.planning.packs import PackPlan
 
+LEAST_POINTS = 3  # of a slope
 EXPLORATORY, NOT_TRAINED, UNFINISHED = "exploratory", "not trained", "unfinished"
 
 
@@ -117,25 +118,50 @@ def _check_arms(test: TrialTest, trials: Sequence[Trial]) -> None:
     """Raise ConfigError for arms without trials or with the same ones, a cell that is no axis, and an unread signal."""
     fields = config_coordinates([trial.to_dict() for trial in trials], [trial.train.steps for trial in trials])
     planned = xr.Dataset(coords=fields | {"trial": [trial.id for trial in trials]})
-    problems, arms = Problems(), []
-    for name, wheres in (("of", test.of), ("against", test.against)):
-        try:
-            arms.append(set(selected(planned, wheres)["trial"].values) if wheres else set())
-        except ConfigError as error:
-            problems.reasons |= {f"{name}: {reason.removeprefix('--where ')}": None for reason in error.reasons}
-    if len(arms) == 2 and (shared := arms[0] & arms[1]):
+    problems, arms = Problems(), {}
+    for name, wheres in (("of", test.of), ("against", test.against), ("control.of", test.control.of)):
+        with problems.collect(), _said_of(name):
+            arms[name] = set(selected(planned, wheres)["trial"].values) if wheres else set()
+    of, against, seen = (arms.get(name, set()) for name in ("of", "against", "control.of"))
+    if shared := of & against:
         told = f"of={', '.join(test.of)}: shares {count(len(shared), 'trial')} with {', '.join(test.against)}"
         problems.reasons[f"{told}; allowed: two arms"] = None
     for cell in test.cells:
         if cell not in fields:
             allowed = ", ".join(sorted(map(str, fields)))
             problems.reasons[f"cells: {cell}: is no coordinate of these trials; allowed: {allowed}"] = None
-    for key, text in (("metric", test.metric), ("control.metric", test.control.metric)):
-        if (summary := metric_of(text).summary) is not None:
-            for arm in filter(None, arms):
-                if why := summary.unmeasured_reason([trial for trial in trials if trial.id in arm]):
-                    problems.reasons[f"{key}={why}"] = None
+    if test.slope:
+        problems.reasons |= dict.fromkeys(_against_slope(test, planned))
+    control = test.control.metric
+    for key, text, arm in (("metric", test.metric, of | against), ("control.metric", control, seen or against or of)):
+        summary = metric_of(text).summary if arm else None
+        if summary and (why := summary.unmeasured_reason([trial for trial in trials if trial.id in arm])):
+            problems.reasons[f"{key}={why}"] = None
     problems.check()
+
+
+def _against_slope(test: TrialTest, planned: xr.Dataset) -> Iterator[str]:
+    """Why an arm shows no slope: two points have one without telling whether it is one."""
+    if test.slope in test.cells:
+        yield f"slope: {test.slope}: is one of the cells, and has one value in each; allowed: another coordinate"
+        return
+    values = planned.coords.get(test.slope)
+    for name, wheres in (("of", test.of), ("against", test.against)):
+        if values is None or not np.issubdtype(values.dtype, np.number) or not (values > 0).all():
+            yield f"slope: {test.slope}: is no coordinate of positive numbers; allowed: such as width, depth, batch"
+            return
+        if wheres and len(np.unique(selected(planned, wheres)[test.slope])) < LEAST_POINTS:
+            told = f"slope: {test.slope}: has fewer than {LEAST_POINTS} values in {name}={', '.join(wheres)}"
+            yield f"{told}; allowed: at least {LEAST_POINTS} in the sweep"
+
+
+@contextmanager
+def _said_of(name: str) -> Iterator[None]:
+    """A reason against a selection of trials is one against this key."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*(f"{name}: {reason.removeprefix('--where ')}" for reason in error.reasons)) from None
 
 
 def register(folder: ResultsPath, claim: RegisteredClaim) -> None:
@@ -222,27 +248,38 @@ def _cells(test: TrialTest, own: xr.Dataset) -> Iterator[CellEffect]:
         table = control.with_columns(metric.with_columns(trial_table(own), own), own)
     except ConfigError as error:
         raise _Untold(f"not measured: {error}") from None
-    chosen = [set(selected(own, wheres)["trial"].values) for wheres in (test.of, test.against) if wheres]
-    arms = [table[table["trial"].isin(trials)] for trials in chosen]
-    for arm, summary in product(arms, filter(None, (metric.summary, control.summary))):
-        if arm[summary.name].isna().all():
-            raise _Untold(f"not measured: {summary.name}")
-    for key, group in arms[-1].groupby(list(test.cells), dropna=False, sort=True):
+    of, last, seen = (_arm(table, own, wheres) for wheres in _wheres_of(test))
+    for arm, read in ((of, metric), (last, metric), (seen, control)):
+        if read.summary is not None and arm[read.summary.name].isna().all():
+            raise _Untold(f"not measured: {read.summary.name}")
+    for key, group in last.groupby(list(test.cells), dropna=False, sort=True):
         names = key if isinstance(key, tuple) else (key,)
         here = dict(zip(test.cells, names, strict=True))
-        of = arms[0]
-        for name, value in here.items():
-            of = of[of[name] == value]
         cell = ", ".join(f"{name}={value}" for name, value in here.items())
-        yield _effect(cell, test, metric, control, of, group)
+        judged = _judged(test, metric, _in_cell(of, here), group)
+        yield _with_control(cell, test, control, judged, _in_cell(seen, here))
 
 
-def _effect(
-    cell: str, test: TrialTest, metric: SeedMetric, control: SeedMetric, of: pd.DataFrame, against: pd.DataFrame
-) -> CellEffect:
-    pairs = metric.bounds(of)
+def _wheres_of(test: TrialTest) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What selects the trials that are compared, those they are compared with, and those of the control."""
+    last = test.against or test.of
+    return test.of, last, test.control.of or last
+
+
+def _arm(table: pd.DataFrame, own: xr.Dataset, wheres: Sequence[str]) -> pd.DataFrame:
+    return table[table["trial"].isin(set(selected(own, wheres)["trial"].values))]
+
+
+def _in_cell(table: pd.DataFrame, cell: Mapping[str, Any]) -> pd.DataFrame:
+    for name, value in cell.items():
+        table = table[table[name].isna() if pd.isna(value) else table[name] == value]
+    return table
+
+
+def _judged(test: TrialTest, metric: SeedMetric, of: pd.DataFrame, against: pd.DataFrame) -> JudgedEffect:
+    pairs = _bounds(test, metric, of)
     if test.against:
-        other = metric.bounds(against)
+        other = _bounds(test, metric, against)
         pairs = pd.DataFrame({"low": pairs["low"] - other["high"], "high": pairs["high"] - other["low"]})
     pairs = pairs.dropna().sort_index()
     low, high = pairs["low"].to_numpy(float), pairs["high"].to_numpy(float)
@@ -251,7 +288,17 @@ def _effect(
     if metric.is_ratio:
         mean, least, most = (float(np.exp(x)) for x in (judged.mean, judged.low, judged.high))
         judged = dataclasses.replace(judged, mean=mean, low=least, high=most)
-    seen = control.bounds(against)["low"].to_numpy(float)
+    return judged
+
+
+def _bounds(test: TrialTest, metric: SeedMetric, table: pd.DataFrame) -> pd.DataFrame:
+    return per_doubling(metric, table, test.slope) if test.slope else metric.bounds(table)
+
+
+def _with_control(
+    cell: str, test: TrialTest, control: SeedMetric, judged: JudgedEffect, trials: pd.DataFrame
+) -> CellEffect:
+    seen = control.bounds(trials)["low"].to_numpy(float)
     least, mean = interval(seen, 0.95)[0], float(seen.mean()) if len(seen) else np.nan
     if control.is_ratio:
         least, mean = float(np.exp(least)), float(np.exp(mean))

@@ -13,7 +13,8 @@ def compared(test: TrialTest, mark: str = "") -> str:
     """What is measured, with `mark` around each arm: `best_loss of mitigation=qk_norm less mitigation=none`."""
     arms = [f"{mark}{', '.join(arm)}{mark}" for arm in (test.of, test.against) if arm]
     kind = " over " if metric_of(test.metric).is_ratio else " less "
-    return f"{test.metric} of {kind.join(arms)}"
+    each = f", for each doubling of {test.slope}" if test.slope else ""
+    return f"{test.metric} of {kind.join(arms)}{each}"
 
 
 def holds_if(test: TrialTest) -> str:

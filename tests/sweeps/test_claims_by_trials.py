@@ -210,6 +210,8 @@ def test_the_numbers_of_each_seed() -> None:
         ({"of": {"mitigation": "none"}}, "the same as against; allowed: two arms"),
         ({"metric": "stable_rate", "unit": "ratio", "threshold": 0.0}, "threshold=0.0: no margin; allowed: above 1"),
         ({"extra": 1}, "extra: unknown key"),
+        ({"slope": 2}, "slope=2: not a text"),
+        ({"control": MINE["control"] | {"of": "none"}}, "control.of='none': not keys and values"),
     ],
 )
 def test_a_bad_claim_is_a_line_for_each_reason(tmp_path: Path, changes: dict, reason: str) -> None:
