@@ -210,7 +210,7 @@ def test_the_numbers_of_each_seed() -> None:
         ({"of": {"mitigation": "none"}}, "the same as against; allowed: two arms"),
         ({"metric": "stable_rate", "unit": "ratio", "threshold": 0.0}, "threshold=0.0: no margin; allowed: above 1"),
         ({"extra": 1}, "extra: unknown key"),
-        ({"slope": 2}, "slope=2: not a text"),
+        ({"slope": 2}, "slope=2: not text"),
         ({"control": MINE["control"] | {"of": "none"}}, "control.of='none': not keys and values"),
     ],
 )
