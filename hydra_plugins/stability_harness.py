@@ -114,7 +114,11 @@ class GridSweeper(Sweeper):
     """Expands the grid of a study and the command line, without composing any job, or searches instead."""
 
     def __init__(
-        self, params: DictConfig | None = None, grids: DictConfig | None = None, conditions: DictConfig | None = None
+        self,
+        params: DictConfig | None = None,
+        grids: DictConfig | None = None,
+        conditions: DictConfig | None = None,
+        sizes: DictConfig | None = None,  # words of the command line by now: sweeps/compose/arguments.py
     ):
         self.params: dict[str, Any] = {str(key): value for key, value in (params or {}).items()}
         self.grids: dict[str, Any] = {str(name): grid for name, grid in (grids or {}).items()}

@@ -35,6 +35,7 @@ WORKSPACES = 2 * 8 * 2**22
 multiplies, and the backward pass has one of its own."""
 SHALLOW = 3, 4
 """Depths that tell of deeper models: each block takes as much as another."""
+MICRO_BATCHES = 3  # of a step, at most, that are counted: more take as much
 LEARN, VALIDATE = "learn", "validate"  # phases of a step; what is in neither of them is its rest
 HELD = "held"
 
@@ -92,6 +93,7 @@ class Footprint:
 
 
 _FOUND: dict[tuple[Any, ...], Footprint] = {}
+_COUNTED: dict[tuple[Any, ...], dict[str, Linear]] = {}
 
 
 def footprint(trial: Trial, beside: float = 0) -> Footprint:
@@ -126,7 +128,9 @@ def _footprint(trial: Trial) -> Footprint:
 
 
 def _lines(trial: Trial) -> dict[str, Linear]:
-    """What is held, and the peak of each phase, from three small packs."""
+    """What is held, and the peak of each phase, from three small packs; once for all depths that these tell of."""
+    if (kind := _kind(trial)) in _COUNTED:
+        return dict(_COUNTED[kind])
     rehearsed = rehearsal(trial)
     small, large, in_parts = (count(rehearsed, rows, part, META) for rows, part in ((2, 2), (4, 4), (4, 2)))
     lines = {}
@@ -134,14 +138,20 @@ def _lines(trial: Trial) -> dict[str, Linear]:
         both = (large[name] - small[name]) / 2
         row = min(both, (in_parts[name] - small[name]) / 2)  # parts that cost a little for their number are no gain
         lines[name] = Linear(small[name] - 2 * both, row, both - row)
-    return lines
+    _COUNTED[kind] = lines
+    return dict(lines)
 
 
 def rehearsal(trial: Trial) -> Trial:
-    """A trial of one step that takes as much memory as any of this one's: a whole batch, and whole validations."""
+    """A trial of one step that takes as much memory as any of this one's: a whole batch, and whole validations.
+
+    Of many micro-batches a few, because one begins when the activations of the one before are gone.
+    """
     windows = max(trial.train.sequences, windows_at_once(trial.model, trial.data.vocabulary, ACCELERATOR))
     tokens = min(trial.train.validate_tokens, windows * trial.model.context)
-    train = replace(trial.train, steps=1, validate_tokens=tokens, validate_between=1)
+    micro = min(trial.train.micro_batches, MICRO_BATCHES)
+    batch = trial.train.batch * micro // trial.train.micro_batches
+    train = replace(trial.train, steps=1, batch=batch, micro_batches=micro, validate_tokens=tokens, validate_between=1)
     schedule = replace(trial.schedule, sequence_start=None, batch_start=None)
     rehearsed = replace(trial, train=train, schedule=schedule, model=replace(trial.model, start=None), fault=NO_FAULT)
     if trial.section("playbook.snapshot").on == "host":  # in main memory

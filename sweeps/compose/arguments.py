@@ -19,7 +19,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.basics.printing import printable
 from harness.config import ConfigError, Problems
-from sweeps.compose.folders import OPTIONS, launch_of
+from sweeps.compose.folders import OPTIONS, launch_of, words_of_size
 from sweeps.compose.hydra_calls import CONFIG_NAME, config_loader
 from sweeps.compose.overrides import (
     RUN_KEYS,
@@ -34,7 +34,7 @@ from sweeps.compose.overrides import (
 )
 from sweeps.compose.places import check_folder, named, unknown_option
 from sweeps.compose.settings import LAUNCHERS, GridOptions, LocalOptions
-from sweeps.compose.yaml_files import has_control, not_yaml
+from sweeps.compose.yaml_files import has_control, not_yaml, told_of
 
 OF_HYDRA = ("hydra/launcher", "hydra/sweeper", "hydra.mode")  # that act on a command line, beside hydra.launcher.*
 INSTEAD = {"hydra.run.": "out=DIR", "hydra.sweep.": "out=DIR", "hydra.sweeper.params.": "the key itself, KEY=VALUES"}
@@ -204,14 +204,15 @@ def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, list[str]]
 
 
 def checked_overrides(given: Sequence[str], loader: ConfigLoader, folder: Path | None) -> list[str]:
-    """The overrides of a command line, and before them what its study says to the launcher.
+    """The overrides of a command line, and before them what its study says to the launcher, or in another size.
 
     Raises ConfigError with everything that is wrong with them, taken one by one.
     """
     overrides = [quoted_out(text) for text in given]
     check_arguments(overrides, loader)
     values = {parse(text).get_key_element().lstrip("+"): parse(text).value() for text in overrides}
-    launcher, options = launch_of(str(values.get("study", "grid")), folder and folder.absolute())
+    study = str(values.get("study", "grid"))
+    launcher, options = launch_of(study, folder and folder.absolute())
     chosen = str(values.get("hydra/launcher", launcher or "local"))
     from_study = [] if "hydra/launcher" in values or launcher is None else [f"hydra/launcher={launcher}"]
     for name in OPTIONS.get(chosen, ()):
@@ -219,7 +220,24 @@ def checked_overrides(given: Sequence[str], loader: ConfigLoader, folder: Path |
             value = options[name]
             word = "null" if value is None else f'"{value}"' if isinstance(value, str) else str(value)
             from_study.append(f"hydra.launcher.{name}={word}")
+    if (size := values.get("size")) is not None:
+        words = words_of_size(str(size), study, folder and folder.absolute())
+        with told_of(f"study={study}, size={size}"):
+            _check_size(list(words.values()), loader)
+        from_study += [word for key, word in words.items() if key not in values]
     return [*from_study, *overrides]
+
+
+def _check_size(words: Sequence[str], loader: ConfigLoader) -> None:
+    problems = Problems()
+    for word in words:
+        key = word.partition("=")[0]
+        if key in RUN_KEYS or key in ("study", "search") or is_hydras(word):
+            problems.reasons[f"{word}: belongs to the run, and to no size; allowed there: what can be swept"] = None
+        else:
+            with problems.collect():
+                axis_of(word, loader)
+    problems.check()
 
 
 # --- what Hydra made of it -------------------------------------------------------------------------------------

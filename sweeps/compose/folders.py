@@ -31,10 +31,10 @@ OPTIONS = {
     launcher: tuple(name for name in vars(cls()) if name not in (*RUN_CODE, "_target_"))
     for launcher, cls in LAUNCHERS.items()
 }
-SEVERAL = ("grids", "conditions")  # of hydra.sweeper: each has axes by name
+SEVERAL = ("grids", "conditions", "sizes")  # of hydra.sweeper: each has axes by name
 OF_HYDRA = (
     "may not come from a file; allowed of hydra.* in a study: sweeper.params, sweeper.grids, sweeper.conditions, "
-    f"and of launcher: {', '.join(name for names in OPTIONS.values() for name in names)}"
+    f"sweeper.sizes, and of launcher: {', '.join(name for names in OPTIONS.values() for name in names)}"
 )
 BESIDE = "belongs under hydra.sweeper.params of a study; allowed: model, optim, schedule, train, data, seed"
 MOST_BASES = 10
@@ -202,7 +202,7 @@ def _with_hydra(content: Content, where: str, group: str, hydra: Any) -> Content
                 case ("sweeper", kind, one) if is_study and kind in SEVERAL and value in (None, {}):
                     _check_leaf(f"{where}: hydra.sweeper.{kind}", (one,), None)
                     several[kind].setdefault(one, {})  # the axes of all grids, and no others
-                case ("sweeper", "params", *_, _, _) | ("sweeper", "grids" | "conditions", _, _, *_) if is_study:
+                case ("sweeper", kind, *_, _, _) if is_study and (kind == "params" or kind in SEVERAL):
                     reason = "several values in brackets; allowed: one word, with commas between the values"
                     raise ConfigError(f"{where}: {'.'.join(path[: 4 + (path[2] in SEVERAL)])}: {reason}")
                 case _:
@@ -251,6 +251,21 @@ def launch_of(name: str, folder: Path | None) -> tuple[str | None, dict[str, Any
         launcher = launcher or content.launcher
         options = {**content.options, **options}
     return launcher, options
+
+
+def words_of_size(size: str, study: str, folder: Path | None) -> dict[str, str]:
+    """What a size of a study, or of one that it builds on, says in place of its own values: words by their keys.
+
+    Raises ConfigError for a size that there is not, and as `launch_of`.
+    """
+    sizes: dict[str, dict[str, Any]] = {}
+    for content in chain("study", study, folder):
+        found = content.fields.get("hydra", {}).get("sweeper", {}).get("sizes", {})
+        sizes = {name: {**words, **sizes.get(name, {})} for name, words in {**sizes, **found}.items()}
+    if size not in sizes:
+        allowed = f"{', '.join(sizes)}, or no size" if sizes else "no size, for it is of one"
+        raise ConfigError(f"size={size}: study={study} has no such size; allowed: {allowed}")
+    return {key: f"{key}={'null' if value is None else str(value).strip()}" for key, value in sizes[size].items()}
 
 
 def chain(group: str, name: str, folder: Path | None) -> list[Content]:

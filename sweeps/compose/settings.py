@@ -33,6 +33,7 @@ class Settings:
     """The run's own fields, as `key=value` on the command line; they cannot be swept."""
 
     out: str | None = _anything(None, "folder of the results; null: results/<study>")
+    size: str | None = _anything(None, "a size that the study has, such as paper; null: as the study stands")
     device: str = _choice("auto", "where to train; auto: the accelerator if there is one", "auto", "cpu", "cuda")
     ranks: str = _choice(
         "simulated",
@@ -142,6 +143,7 @@ class GridOptions:
     params: dict[str, Any] = field(default_factory=dict)
     grids: dict[str, Any] = field(default_factory=dict)  # several, by name: each has axes beside those of all
     conditions: dict[str, Any] = field(default_factory=dict)  # several, by name: all grids are trained under each
+    sizes: dict[str, Any] = field(default_factory=dict)  # several, by name: values in place of the study's own
 
 
 @dataclass

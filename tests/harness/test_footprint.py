@@ -142,6 +142,16 @@ def test_sizes_that_grow_are_counted_as_they_end() -> None:
     assert footprint(growing).bytes(8) == pytest.approx(footprint(grown).bytes(8), rel=1e-3)
 
 
+def test_a_few_micro_batches_tell_of_many() -> None:
+    """But for the tokens of the batch, which are next to nothing."""
+    trial = shaped(width=64, context=64, batch=32, micro_batches=16)
+    rehearsed = rehearsal(trial)
+    assert (rehearsed.train.micro_batches, rehearsed.train.sequences) == (3, trial.train.sequences)
+    whole = replace(rehearsed, train=replace(rehearsed.train, batch=32, micro_batches=16))
+    expected, found = (count(one, 8, 8, META) for one in (whole, rehearsed))
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=0.03)
+
+
 def test_rates_of_all_steps_are_counted() -> None:
     short, long = (footprint(shaped(steps=steps)) for steps in (8, 1_000_008))
     of_slots, of_tokens = 8 * 4_000_000, 8_000_000
@@ -192,6 +202,7 @@ def test_a_structure_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "count", counting)
     monkeypatch.setattr(module, "_FOUND", {})
+    monkeypatch.setattr(module, "_COUNTED", {})
     trials = [shaped(width=40, lr=lr, seed=seed, clip=1.0) for lr in (1e-3, 1e-2) for seed in range(50)]
     packs = [PackPlan((trial, trial), frozenset()) for trial in trials]
     assert len({pack_bytes(pack, "cpu") for pack in packs}) == 1 and not counted
@@ -210,6 +221,7 @@ def test_what_cannot_be_counted_is_planned_by_the_rule(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(module, "count", refuses)
     monkeypatch.setattr(module, "_FOUND", {})
+    monkeypatch.setattr(module, "_COUNTED", {})
     pack = PackPlan((shaped(width=48),) * 4, frozenset())
     with pytest.warns(RuntimeWarning, match="cuda is a rough estimate: NotImplementedError: no such operation without"):
         by_rule = pack_bytes(pack, "cuda")
