@@ -88,10 +88,10 @@ class Pack:
         self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors, branches)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
-        has_qk_clip = QKClip.is_on(first)
-        self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps) if has_qk_clip else None
+        self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps) if QKClip.is_on(first) else None
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
-        self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
+        clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
+        self.clippers, self.of_ranks = ([one for one in clippers if one.of_ranks is kind] for kind in (False, True))
         parts = Parts(self.layout, self.rows_state, self.loss_scale, len(here), device)
         self.alarms, self.interventions = parts.alarms, Interventions(device)
         self.guards = [cls(parts) for cls in GUARDS if any(cls.is_on(trial) for trial in trials)]
@@ -115,7 +115,7 @@ class Pack:
         self.bound += 1
         trials = [self.interventions.acting(number, self.planned[number]) for number in self.slots.planned]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
-        parts: list[Any] = [self.optimizer, self.loss_scale, *self.clippers, self.qk_clip, *self.guards]
+        parts: list[Any] = [self.optimizer, self.loss_scale, *self.of_ranks, *self.clippers, self.qk_clip, *self.guards]
         for part in filter(None, parts):
             part.bind(trials)
         first = [self._first_to_repair(trial) for trial in trials]

@@ -22,6 +22,7 @@ class Clipper:
 
     part: ClassVar[str] = ""  # the key that switches it on, under which its steps are counted; "": they are not
     order: ClassVar[int] = 0  # which of several acts first
+    of_ranks: ClassVar[bool] = False  # whether it clips the gradient of each rank, before the mean over ranks
     needs_norm: ClassVar[bool] = True  # whether it looks at the global norm; if another acted before, that is a pass
     repairs_infinity: ClassVar[bool] = False  # whether infinite elements are finite afterwards; NaN freezes a trial
 

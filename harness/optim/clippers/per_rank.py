@@ -1,0 +1,25 @@
+"""Clipping of each rank's gradient, before the mean over ranks is taken."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.optim.clippers.base import Clipper
+from harness.optim.clipping import clipping_factor, scale_trials
+
+
+class PerRank(Clipper):
+    """`optim.clip_rank`: the gradient of each rank scaled to a global norm of at most that, and then added up.
+
+    torch.nn.utils.clip_grad_norm_ on every worker before the all-reduce: one that met a bad batch weighs no more in the
+    mean than the others. The gradient that is reported, and that all other clippers see, is that mean.
+    """
+
+    part = "optim.clip_rank"
+    of_ranks = True
+
+    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
+        factor = torch.where(active_R, clipping_factor(norm_R, self.limit), 1.0)
+        scale_trials(gradients_RxP, factor, self.layout)
+        return factor != 1
