@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from analysis.reading.twins import final_window
@@ -17,6 +18,7 @@ from harness.readings.table import READ_BY, READINGS
 from harness.storage.store import SIGNALS
 from harness.training.readings import stored_signals
 
+LAST, FEWEST = 1_000, 50  # values from whose mean a spike lies apart
 OF_DETECTORS = ("alarm", "score")  # signals of each detector, before its name
 _TEXT = re.compile(r"(\w+)\((\w+)(?:, *([-+.\de]+))?\)")
 
@@ -128,6 +130,18 @@ def _rises(values: np.ndarray, number: float) -> np.ndarray:
     return _share(ratio, ratio > number)
 
 
+def _spikes(values: np.ndarray, number: float) -> np.ndarray:
+    """Share of the measured steps at which it lies `number` standard deviations from the mean of the last values.
+
+    Of the last 1,000, or as many as there are, at least 50. With 7 that is the spike score of OLMo 2 (arXiv
+    2501.00656), where a value that stands still before has none.
+    """
+    last = pd.DataFrame(values.T).shift(1).rolling(LAST, min_periods=FEWEST)
+    mean, deviation = last.mean().to_numpy().T, last.std(ddof=0).to_numpy().T
+    known = np.where(deviation > 0, values, np.nan)
+    return _share(known - mean, np.abs(known - mean) >= number * deviation)
+
+
 def _share(values: np.ndarray, holds: np.ndarray) -> np.ndarray:
     """Of the finite values of each trial; NaN where there are none."""
     count: np.ndarray = np.isfinite(values).sum(axis=1)
@@ -153,6 +167,7 @@ FORMS = {
     "when_largest": Form(_when_largest, is_ratio=False),
     "above": Form(_above, is_ratio=False, takes_number=True),
     "rises": Form(_rises, is_ratio=False, takes_number=True),
+    "spikes": Form(_spikes, is_ratio=False, takes_number=True),
 }
 """By name. With a number it is written `above(grad_norm, 1)`."""
 

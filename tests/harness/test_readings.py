@@ -17,6 +17,8 @@ from harness.readings.table import READ_BY, READINGS, SHOWN
 from harness.storage.store import SIGNALS
 from harness.testing import engine
 from harness.training.readings import cadences, reading_signals, refused
+from harness.training.sites import Site
+from injectors.value import Value
 
 ALL = dict.fromkeys(READINGS, 1)
 STEPS, BETA1, BETA2, EPS = 3, 0.9, 0.95, 1e-3
@@ -152,6 +154,29 @@ def test_share_of_elements_at_the_floor(seen: Seen) -> None:
     assert seen.read("epsilon_share") == pytest.approx(expected, abs=1e-3) and 0.02 < expected.min() < 0.98
 
 
+def test_lag_of_the_second_moment(seen: Seen) -> None:
+    """Of each tensor, from the gradients that the moments tell of: m' = beta1 m + (1 - beta1) g."""
+    gradients = seen.tensors([seen.pack.gradients[row] for row in range(2)])
+    second = seen.moment("moment_2")
+    lags = {}
+    for name, g in gradients.items():
+        root = np.maximum(np.sqrt(second[name] / (1 - BETA2**STEPS)), EPS)
+        lags[name] = np.sqrt(((g / root) ** 2).reshape(2, -1).mean(1))
+    assert seen.read("moment_lag") == pytest.approx(np.max(list(lags.values()), axis=0), rel=1e-4)
+    assert seen.read("embedding_moment_lag") == pytest.approx(lags["embedding"], rel=1e-4)
+    assert all(lag.min() > 0 and lag.max() < 5 for lag in lags.values())
+
+
+def test_a_gradient_that_is_much_larger_than_before_lags() -> None:
+    """Worked out for one number: after 20 gradients of 1, one of 100."""
+    fields = {"steps": 22, "signals": {"moment_lag": 1}, "beta2": 0.99, "clip": None}
+    strike = Value(start=20, site=Site.REDUCED_GRADIENT, tensor="*", model="scale", value=100.0, elements=None)
+    plain, struck = (engine.run([engine.trial(**fields, **more)] * 2) for more in ({}, {"fault": strike}))
+    usual, found = (run.signals["moment_lag"][0] for run in (plain, struck))
+    assert (usual[5:] < 2.3).all() and found[20] > 2.3 and found[20] <= (1 / (1 - 0.99)) ** 0.5
+    assert (found[:20] == usual[:20]).all()
+
+
 def test_sizes_of_moments(seen: Seen) -> None:
     first, second = seen.moment("moment_1"), seen.moment("moment_2")
 
@@ -209,7 +234,9 @@ def test_a_section_at_its_defaults_is_left_out_of_the_id() -> None:
 
 def test_what_a_model_has_not_is_not_read() -> None:
     sgd = engine.trial(name="sgd")
-    assert {"moment_size", "adam_floor"}.isdisjoint(cadences(sgd)) and "moment_1_size" not in reading_signals(sgd)
+    assert {"moment_size", "moment_lag", "adam_floor"}.isdisjoint(
+        cadences(sgd)
+    ) and "moment_1_size" not in reading_signals(sgd)
     assert list(refused(sgd)) == []
     assert set(engine.run([sgd, sgd]).signals) == {*SIGNALS, *reading_signals(sgd)}
     asked = engine.trial(name="sgd", signals={"adam_floor": 2})

@@ -176,6 +176,29 @@ def test_padding_is_no_part_of_a_shorter_run() -> None:
     assert when is not None and when.of(recorded(values, steps=[12, 6])) == pytest.approx([11 / 12, 5 / 6])
 
 
+def test_a_spike_lies_apart_from_the_last_thousand_values() -> None:
+    """Against numpy, window by window, also behind a value of 1e6 and where one was not measured."""
+    draw = np.random.default_rng(0)
+    values = draw.normal(3.0, 0.1, (3, 1300))
+    values[0, [60, 400, 1200]] = 9.0, 1e6, 0.0
+    values[1, 100:120] = np.nan
+    values[2, :] = 2.0
+    values[2, 700] = 5.0
+    expected = []
+    for row in values:
+        spikes = known = 0
+        for step in range(len(row)):
+            last = row[max(0, step - 1000) : step]
+            last = last[np.isfinite(last)]
+            if len(last) >= 50 and last.std() > 0 and np.isfinite(row[step]):
+                known += 1
+                spikes += abs(row[step] - last.mean()) >= 7 * last.std()
+        expected.append(spikes / known)
+    found = metric_of("spikes(x, 7)").summary
+    assert found is not None and found.of(recorded(values)) == pytest.approx(expected, abs=1e-12)
+    assert expected[0] > 0 and expected[1] == 0
+
+
 def test_of_layers_the_largest_and_the_last_over_the_first() -> None:
     """A model of fewer layers has padding behind its own."""
     values = np.array([[[1.0, 2.0, 8.0], [1.0, -9.0, 4.0]], [[2.0, 6.0, NAN], [2.0, 10.0, NAN]]])

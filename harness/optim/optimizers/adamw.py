@@ -89,7 +89,7 @@ class AdamW(Adam):
         beta1, beta2, epsilon = (self._exact[name] for name in ("beta1", "beta2", "eps"))
         count = self.updates.double()[:, None]
         squares = operators.adamw(
-            (self.weights, self._gradients.used, self.slot("moment_1"), self.slot("moment_2")),
+            (self.weights, self.gradients, self.slot("moment_1"), self.slot("moment_2")),
             active,
             learning_rate,
             (falls_short(beta1, count), falls_short(beta2, count)),

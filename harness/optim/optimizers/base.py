@@ -130,6 +130,11 @@ class Optimizer:
         """Steps that each row has done, [R]."""
         return self._updates.used
 
+    @property
+    def gradients(self) -> Tensor:
+        """Those of the last step, as clipped, [R, P]."""
+        return self._gradients.used
+
     def forget(self, row: int) -> None:
         """The row is as before its first step, but for its weights."""
         for values in (self._updates, *self._slots.values()):
@@ -206,7 +211,7 @@ class Optimizer:
             rows = range(top, min(top + height, count))
             at = slice(rows.start, rows.stop)
             slots = {name: self.slot(name)[at, place] for name, place in columns.items()}
-            weights, gradients = self.weights[at, here], self._gradients.used[at, here]
+            weights, gradients = self.weights[at, here], self.gradients[at, here]
             yield Piece(rows, shape, is_matrix, segment, weights, gradients, slots)
 
     # --- one step ----------------------------------------------------------------------------------------------------
