@@ -83,8 +83,8 @@ class Passes:
             losses.append(pack.learn(part, of_part, strike.at_taps(pack_step, rank), rank))
             strike.at_gradient(pack_step, rank)
             for clipper in pack.of_ranks:
-                norm = global_norm(pack.gradients) / scale
-                pack.acts.notice(clipper.part, clipper.clip(pack.gradients, norm, here), slice(None))
+                of_rank = global_norm(pack.gradients) / scale
+                pack.acts.notice(clipper.part, clipper.clip(pack.gradients, of_rank, here), slice(None))
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
         pack.unscale()

@@ -45,10 +45,11 @@ def make_plan(
     less where that would leave some of `workers` idle: a faulty trial has a row from its fault on only, and with their
     golden twin up to `MOST_ALIKE` stay together, as far as their state fits into `memory` bytes: as many as an
     accelerator has slots in a part of small models. A number is the most trials of a pack. A pack holds the golden twin
-    of each of its faulty trials, and a lone trial joins another pack, so one may be larger than `size` by one. The
-    longest packs come first; of those that take about as long, one of each structure in turn, so that a machine that
-    slows down slows all of them down. `complete` are the ids of trials to leave alone: stored, or in training
-    elsewhere. Packs that are `begun` stay as they are: none of theirs is complete.
+    of each of its faulty trials, and a lone trial joins another pack, so one may be larger than `size` by one; where
+    memory has no room for that, it trains beside a golden trial of another pack. The longest packs come first; of those
+    that take about as long, one of each structure in turn, so that a machine that slows down slows all of them down.
+    `complete` are the ids of trials to leave alone: stored, or in training elsewhere. Packs that are `begun` stay as
+    they are: none of theirs is complete.
     """
     if device == "cuda":
         check_weights(trials, memory, device)
@@ -96,6 +97,7 @@ def _packs(
     for same_shape in families.values():
         members = list(same_shape.values())
         first = members[0][0]
+        joins = True  # a lone trial, another pack
         if size:
             longest = limit = fitting = size
         else:
@@ -104,7 +106,8 @@ def _packs(
             best = max(tried(*sizes)) if memory < math.inf else rows_at_once(*sizes)
             share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
             # A family that is more than one worker's share is shared out, prefix and all.
-            fitting = max(2, trials_that_fit(first, memory, device) - 1)  # a lone trial may join
+            most = trials_that_fit(first, memory, device)
+            fitting, joins = max(2, most - 1), most > 2
             longest = max(2, min(MOST_ALIKE, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
             limit = min(best, share, fitting)
         # What a piece takes: its rows in training, on average, but at least its part of the trials that fit.
@@ -113,7 +116,7 @@ def _packs(
             for family in members
             for piece in _pieces(family, longest)
         ]
-        packs += enumerate(_fill(pieces, limit))
+        packs += enumerate(_fill(pieces, limit, joins))
     return packs
 
 
@@ -136,10 +139,11 @@ def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
     ]
 
 
-def _fill(pieces: Sequence[tuple[int, PackPlan]], limit: int) -> list[PackPlan]:
+def _fill(pieces: Sequence[tuple[int, PackPlan]], limit: int, joins: bool) -> list[PackPlan]:
     """Packs of about equal size: each piece, largest first, goes where it leaves the least room.
 
-    `pieces` come with their sizes; one that is as large as `limit`, or larger, is a pack of its own.
+    `pieces` come with their sizes; one that is as large as `limit`, or larger, is a pack of its own. A lone trial
+    `joins` another pack, or trains beside a golden trial of one, which is not recorded twice.
     """
     whole = [[piece] for size, piece in pieces if size >= limit]
     parts = [(size, piece) for size, piece in pieces if size < limit]
@@ -160,7 +164,11 @@ def _fill(pieces: Sequence[tuple[int, PackPlan]], limit: int) -> list[PackPlan]:
     lone = next((pack for pack in packs if len(pack) == len(pack[0].trials) == 1), None)
     if lone and len(packs) > 1 and limit > 1:  # a pack of one has other bits than a larger one
         packs.remove(lone)
-        packs[-1] += lone
+        beside = packs[-1][0].trials[0].golden
+        if joins:
+            packs[-1] += lone
+        else:
+            packs.append([*lone, PackPlan((beside,), frozenset([beside.id]))])
     return [_join(pack) for pack in packs]
 
 

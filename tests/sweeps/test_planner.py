@@ -276,7 +276,7 @@ def test_many_faults_are_cut_by_memory(fitting: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_packs_fit_into_memory(seed: int) -> None:
-    """Where two trials do, which are the smallest pack; a third joins where it would be alone otherwise."""
+    """Where two trials do, which are the smallest pack."""
     draw = random.Random(seed)
     trials = random_trials(draw)
     trials += family(LONG, draw.choice([0, 3, 70]), start=draw.choice([5, 50, 98]))
@@ -285,7 +285,18 @@ def test_packs_fit_into_memory(seed: int) -> None:
     assert_each_once(plan, trials)
     for pack in plan.packs:
         most = trials_that_fit(pack.trials[0], memory, "cpu")
-        assert pack_bytes(pack) <= memory or (most == 2 and len(pack.trials) <= 3)
+        assert pack_bytes(pack) <= memory or most == len(pack.trials) == 2
+
+
+@pytest.mark.parametrize("number", [2, 3, 15])
+def test_no_third_trial_joins_where_there_is_room_for_two(number: int) -> None:
+    """The odd one out trains beside another one, which is recorded in its own pack."""
+    trials = [dataclasses.replace(LONG, seed=seed) for seed in range(number)]
+    memory = pack_bytes(PackPlan((LONG, LONG), frozenset()))
+    plan = make_plan(trials, (), None, "cpu", 1, memory)
+    assert all(len(pack.trials) == 2 and pack_bytes(pack) <= memory for pack in plan.packs)
+    assert sum(len(pack.unstored) for pack in plan.packs) == number % 2
+    assert_each_once(plan, trials)
 
 
 def test_late_faults_fill_packs_by_the_rows_that_they_need() -> None:
