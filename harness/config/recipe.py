@@ -204,7 +204,6 @@ class Optim:
     clip: float | None = number(PER_TRIAL, 1.0, "largest global gradient norm; null: no clipping", above=0)
     clip_value: float | None = number(SWITCHED, None, "largest size of a gradient's element; null: any", above=0)
     clip_tensor: float | None = number(SWITCHED, None, "largest gradient norm of each tensor; null: any", above=0)
-    clip_rank: float | None = number(SWITCHED, None, "largest gradient norm of each rank; null: any", above=0)
     clip_update: float | None = number(
         SWITCHED, None, "largest root mean square of a tensor's update, before the rate; null: any", above=0
     )

@@ -74,7 +74,7 @@ ADAGC = tuple({"threshold": 1.02 + 0.1 * r, "warmup": r, "beta": 0.98 - 0.1 * r}
 CLIPS: dict[str, Fields] = {  # all of which act in these runs, and leave their warm-up before anything strikes
     "clip_value": {"clip": None, "clip_value": (0.003, 0.006, 0.009)},
     "clip_tensor": {"clip": None, "clip_tensor": (0.03, 0.06, 0.09)},
-    "clip_rank": {"clip": None, "clip_rank": (0.03, 0.06, 0.09), "ranks": 2, "batch": 4},
+    "rank_clip": {"clip": None, "rank_clip": tuple({"limit": x} for x in (0.03, 0.06, 0.09)), "ranks": 2, "batch": 4},
     "zclip": {"clip": None, "zclip": ZCLIP},
     "adagc": {"clip": None, "adagc": ADAGC},
     "clip": {"clip": (0.1, None, 0.3)},
@@ -200,7 +200,7 @@ NEUTRAL: dict[str, tuple[Fields, Fields]] = {  # settings of no strength, and wh
             "clip": 1e30,
             "clip_value": 1e30,
             "clip_tensor": 1e30,
-            "clip_rank": 1e30,
+            "rank_clip": {"limit": 1e30},
             "zclip": {"threshold": 1e30, "warmup": 1},
             "adagc": {"threshold": 1e30, "warmup_clip": 1e30},
         }.items()

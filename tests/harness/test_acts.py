@@ -55,7 +55,7 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # part: (section, fields with which it acts at some step, fields with which it never does)
     "optim.clip_value": ("optim", {"clip_value": 1e-4}, {"clip_value": 1e9}),
     "optim.clip_tensor": ("optim", {"clip_tensor": 1e-2}, {"clip_tensor": 1e9}),
-    "optim.clip_rank": ("optim", {"clip_rank": 1e-2}, {"clip_rank": 1e9}),
+    "rank_clip.limit": ("rank_clip", {"limit": 1e-2}, {"limit": 1e9}),
     "optim.clip_update": ("optim", {"clip_update": 0.5}, {"clip_update": 1e9}),
     "zclip.threshold": ("zclip", {"threshold": 0.01, "warmup": 3}, {"threshold": 1e9, "warmup": 3}),
     "adagc.threshold": ("adagc", {"threshold": 0.5, "warmup": 3}, {"threshold": 1e9, "warmup": 3}),

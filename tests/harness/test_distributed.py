@@ -118,7 +118,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GPT-2": {"biases": True, "tied_head": True, "positions": "learned", "activation": "gelu_tanh", "batch": 4},
     "a clamp": {"activation": "swiglu", "swiglu_clamp": 0.4, "batch": 4},
     "micro-batches": {"micro_batches": 2, "batch": 8},
-    "clipping by rank": {"clip_rank": 0.1, "batch": 4},
+    "clipping by rank": {"rank_clip": {"limit": 0.1}, "batch": 4},
     "without clipping": {"clip": None, "batch": 2},
     "every reading": {"signals": {name: 1 + number % 2 for number, name in enumerate(READINGS)}, "batch": 4},
     "readings in reverse": {"signals": dict.fromkeys(READINGS, 1), "batch": 4, "reduction": "reversed"},

@@ -99,7 +99,8 @@ def test_ranks_are_those_of_a_trial_whatever_its_pack():
 def test_each_rank_is_clipped_before_the_mean(scaled):
     """Against torch's own clipping of each rank's gradient; what is clipped afterwards is the mean of those."""
     fields = {"batch": 8, "ranks": 4, "precision": "fp64", "name": "sgd", "beta1": 0.0, "weight_decay": 0.0, "lr": 1.0}
-    fields |= {"warmup": 0, "decay": "constant", "steps": 1, "clip": (None, None, 0.01), "clip_rank": (0.05, 1e9, 0.05)}
+    fields |= {"warmup": 0, "decay": "constant", "steps": 1, "clip": (None, None, 0.01)}
+    fields |= {"rank_clip": tuple({"limit": limit} for limit in (0.05, 1e9, 0.05))}
     trials = engine.different(3, **fields, **scaled)
     _, _, parts = learned(4, **{key: value for key, value in fields.items() if key not in ("batch", "ranks")})
     expected = torch.zeros_like(parts[0])
@@ -107,7 +108,7 @@ def test_each_rank_is_clipped_before_the_mean(scaled):
         for row, trial in enumerate(trials):
             one = torch.nn.Parameter(torch.zeros_like(parts[rank, row]))
             one.grad = parts[rank, row].clone()
-            torch.nn.utils.clip_grad_norm_([one], trial.optim.clip_rank)
+            torch.nn.utils.clip_grad_norm_([one], trial.section("rank_clip").limit)
             expected[row] += one.grad / 4
     run = engine.run(trials)
     norms = expected.norm(dim=1)
@@ -116,7 +117,7 @@ def test_each_rank_is_clipped_before_the_mean(scaled):
     before = engine.pack_of(trials).weights
     moved = torch.stack([before[row] - run.weights[-1][row] for row in range(3)])
     torch.testing.assert_close(moved, expected, rtol=1e-7, atol=1e-10)
-    counts = [acts.get("optim.clip_rank", 0) for acts in run.result.acts]
+    counts = [acts.get("rank_clip.limit", 0) for acts in run.result.acts]
     assert counts == [1, 0, 1]
     assert (parts[:, 0].norm(dim=1) > 0.05).all() and (parts[0, 0].norm() - parts[1, 0].norm()).abs() > 1e-3
 

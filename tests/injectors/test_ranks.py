@@ -321,6 +321,6 @@ def test_clipped_by_itself_a_bad_rank_weighs_no_more_than_the_others():
     """Its gradient is struck a thousandfold: without clipping it is the mean, with it a quarter of that at most."""
     fault = Value(start=2, site=Site.GRADIENT, model="scale", value=1000.0, rank=1, elements=None, tensor="*")
     fields = {"batch": 4, "ranks": 4, "steps": 4, "fault": fault}
-    trials = [engine.trial(**fields), engine.trial(**fields, clip_rank=0.5)]
+    trials = [engine.trial(**fields), engine.trial(**fields, rank_clip={"limit": 0.5})]
     plain, clipped = (engine.run([trial, trial]).signals["grad_norm"][0, 2] for trial in trials)
     assert plain > 50 and clipped <= 0.5
