@@ -2,6 +2,7 @@
 
 claims [NAME ...]              a line for each, or all that is known of some
 claims run NAME ... out=OUT    register them and train what is missing; --tag TAG, --all
+claims parts                   all that take trials in parts of half an hour; run --all --part N
 claims verdict OUT [NAME ...]  what the trials in OUT say
 """
 
@@ -18,6 +19,7 @@ from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
 from sweeps.claims.checks import CHECKS
+from sweeps.claims.parts import parts
 from sweeps.claims.registered import RegisteredClaim, chosen, claims
 from sweeps.claims.registration import REGISTERED
 from sweeps.claims.trained import EXPLORATORY, NOT_TRAINED, UNFINISHED, Recipes, Wanted, trials_of, verdicts
@@ -44,7 +46,38 @@ def print_claims(names: Sequence[str], tag: str | None, folder: Path | None, con
     console.print(table)
 
 
-def run_claims(given: Sequence[str], tag: str | None, is_all: bool, folder: Path | None, console: Console) -> int:
+def print_parts(folder: Path | None, console: Console) -> None:
+    """Print the parts of `run --all --part N`. Raises ConfigError."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in ("part", "about", "trials", "minutes", "claims"):
+        table.add_column(heading, no_wrap=heading != "claims")
+    for number, part in enumerate(parts(_by_trials(folder)), start=1):
+        names = ", ".join(claim.name for claim in part.claims)
+        table.add_row(*map(Text, (str(number), part.subject, str(part.trials), f"{part.minutes:.0f}", names)))
+    console.print(table)
+    console.print("minutes: a rough guess for two cores, without the second look at what is undecided", highlight=False)
+
+
+def _by_trials(folder: Path | None) -> list[RegisteredClaim]:
+    return [claim for claim in chosen([], None, folder) if claim.trials is not None]
+
+
+def _of_part(number: int, folder: Path | None) -> list[RegisteredClaim]:
+    found = parts(_by_trials(folder))
+    if not 1 <= number <= len(found):
+        raise ConfigError(f"--part {number}: there is none; allowed: 1 to {len(found)}, as `claims parts` lists them")
+    return list(found[number - 1].claims)
+
+
+def run_claims(
+    given: Sequence[str],
+    tag: str | None,
+    is_all: bool,
+    folder: Path | None,
+    console: Console,
+    *,
+    part: int | None = None,
+) -> int:
     """Register claims, train what they need in one sweep, and once more with twice the seeds what is undecided.
 
     Of what is `given`, `out=OUT` says where, and other words with `=` are for the run. Returns the exit status. Raises
@@ -58,15 +91,17 @@ def run_claims(given: Sequence[str], tag: str | None, is_all: bool, folder: Path
     if (bool(names) or tag is not None) is is_all:
         told = "with NAME or --tag" if is_all else "missing, as NAME and --tag are"
         raise ConfigError(f"--all: {told}; allowed: NAME ..., --tag TAG, or --all")
+    if part is not None and not is_all:
+        raise ConfigError(f"--part {part}: of all claims alone; allowed: --all --part {part}")
     check_of_run(words)
-    known = chosen(names, tag, folder)
+    known = chosen(names, tag, folder) if part is None else _of_part(part, folder)
     tested = [claim for claim in known if claim.trials is not None]
     if bare := [claim.name for claim in known if names and claim.trials is None]:
         raise ConfigError(f"NAME={bare[0]}: is decided by arithmetic; allowed: claims {bare[0]}, without run")
     if not tested:
         raise ConfigError(f"--tag {tag}: none of its claims is decided by trials; allowed: another tag")
     left: Sequence[RegisteredClaim] = tested
-    registered = [claim for claim in chosen([], None, folder) if claim.trials is not None]  # their trials may be shared
+    registered = _by_trials(folder)  # their trials may be shared
     recipes: Recipes = {}
     for times in (1, 2):
         trials = {trial.id: trial for claim in left for trial in trials_of(claim, times, recipes)}

@@ -164,17 +164,20 @@ def _list(arguments: list[str]) -> None:
 
 
 def _claims(arguments: list[str]) -> int | None:
-    act = arguments[0] if arguments[:1] in (["run"], ["verdict"]) else ""
+    act = arguments[0] if arguments[:1] in (["run"], ["verdict"], ["parts"]) else ""
     parser = Parser(prog=f"{PROGRAM} claims {act}".rstrip(), description=OWN["claims"].help)
     if act == "verdict":
         parser.add_argument("out", metavar="OUT", type=Path, help="results folder of claims run")
         parser.add_argument("--page", metavar="FILE", type=Path, help="a page whose table of verdicts takes them, too")
     what = {"": "all that is known of these; default: a line for each", "run": "which"}
-    parser.add_argument("names", metavar="NAME", nargs="*", help=what.get(act, "which; default: all registered there"))
-    if act != "verdict":
+    if act != "parts":
+        told = what.get(act, "which; default: all registered there")
+        parser.add_argument("names", metavar="NAME", nargs="*", help=told)
+    if act in ("", "run"):
         parser.add_argument("--tag", metavar="TAG", help="those with it, such as formats, optimizers or learning_rate")
     if act == "run":
         parser.add_argument("--all", action="store_true", help="all that take trials: hours")
+        parser.add_argument("--part", type=int, metavar="N", help="of all, those of this part: see claims parts")
     parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="with claims of your own, in DIR/claim/")
     options = parser.parse_intermixed_args(arguments[1:] if act else arguments)
     from harness.basics.terminal import Terminal
@@ -183,7 +186,12 @@ def _claims(arguments: list[str]) -> int | None:
     if act == "verdict":
         return claims.print_verdicts(options.out, options.names, options.config_dir, Terminal(), options.page)
     if act == "run":
-        return claims.run_claims(options.names, options.tag, options.all, options.config_dir, Terminal())
+        return claims.run_claims(
+            options.names, options.tag, options.all, options.config_dir, Terminal(), part=options.part
+        )
+    if act == "parts":
+        claims.print_parts(options.config_dir, Terminal())
+        return None
     claims.print_claims(options.names, options.tag, options.config_dir, Terminal())
     return None
 
