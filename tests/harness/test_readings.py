@@ -154,6 +154,24 @@ def test_share_of_elements_at_the_floor(seen: Seen) -> None:
     assert seen.read("epsilon_share") == pytest.approx(expected, abs=1e-3) and 0.02 < expected.min() < 0.98
 
 
+def test_share_of_zero_gradients(seen: Seen) -> None:
+    """Each layer's by itself; tokens that the batch lacks leave rows of zeros in the embedding."""
+    gradients = seen.tensors([seen.pack.gradients[row] for row in range(2)])
+    for layer in range(seen.depth):
+        own = [x.reshape(2, -1) for name, x in gradients.items() if name.startswith(f"blocks.{layer}.")]
+        assert seen.read("layer_zero_gradients")[:, layer] == pytest.approx((np.concatenate(own, 1) == 0).mean(1))
+    expected = (gradients["embedding"].reshape(2, -1) == 0).mean(1)
+    assert seen.read("embedding_zero_gradients") == pytest.approx(expected)
+
+
+def test_fp16_flushes_gradients_away_that_a_loss_scale_keeps() -> None:
+    """In a model whose loss is made small, so that its gradients lie below the least number of fp16."""
+    fields = {"steps": 2, "precision": "fp16", "signals": {"gradient_zeros": 1}, "batch": 8}
+    scaled = {"loss_scaling": ("static", "static"), "loss_scale": (2.0**-18, 1024.0)}
+    found = engine.run(engine.different(2, **fields, **scaled)).signals["layer_zero_gradients"][:, 0]
+    assert (found[0] > 0.2).all() and (found[1] < 0.01).all()
+
+
 def test_lag_of_the_second_moment(seen: Seen) -> None:
     """Of each tensor, from the gradients that the moments tell of: m' = beta1 m + (1 - beta1) g."""
     gradients = seen.tensors([seen.pack.gradients[row] for row in range(2)])
