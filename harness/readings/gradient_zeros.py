@@ -14,7 +14,7 @@ class GradientZeros(GradientReading):
     """The share of a layer's gradient elements that are 0, after the mean over ranks and before clipping.
 
     In float32 it is next to none in a layer; in the embedding it is rows whose token the batch lacks. In fp16 it is
-    what lies well below 6e-8, its least number, without loss scaling (Micikevicius et al. 2018, arXiv 1710.03740, figure 3).
+    what lies well below 6e-8, its least number, without loss scaling (Micikevicius et al. 2018, arXiv 1710.03740).
     """
 
     cadence = 0

@@ -16,7 +16,7 @@ CORES = 2  # for which parts are cut: on every machine they are the same ones
 
 
 @dataclass(frozen=True)
-class Part:
+class PartOfClaims:
     """Claims of one subject, their first tag. `minutes` are about those of two cores, for their first look."""
 
     subject: str
@@ -25,20 +25,20 @@ class Part:
     minutes: float
 
 
-def parts(claims: Sequence[RegisteredClaim]) -> list[Part]:
+def parts(claims: Sequence[RegisteredClaim]) -> list[PartOfClaims]:
     """Claims by subject and name, as many to a part as fit its time; a trial that several of them need counts once."""
     recipes: Recipes = {}
-    found: list[Part] = []
+    found: list[PartOfClaims] = []
     there: dict[str, Trial] = {}
     for claim in sorted(claims, key=lambda one: (one.tags[0], one.name)):
         own = {each.id: each for trial in trials_of(claim, 1, recipes) for each in (trial, trial.golden)}
         together = there | own
         last = found[-1] if found else None
         if last is not None and last.subject == claim.tags[0] and (minutes := _minutes(together)) <= MINUTES:
-            found[-1] = Part(last.subject, [*last.claims, claim], len(together), minutes)
+            found[-1] = PartOfClaims(last.subject, [*last.claims, claim], len(together), minutes)
             there = together
         else:
-            found.append(Part(claim.tags[0], [claim], len(own), _minutes(own)))
+            found.append(PartOfClaims(claim.tags[0], [claim], len(own), _minutes(own)))
             there = own
     return found
 
