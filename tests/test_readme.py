@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sweeps.claims.measured import METRICS
-from sweeps.claims.registered import MORE, OF_TRIALS
+from sweeps.claims.registered import MORE, OF_TRIALS, claims
 from sweeps.claims.summaries import FORMS
 from sweeps.commands.console import run
 from tests.documented import commands, words_of
@@ -244,6 +244,13 @@ def test_the_parts_of_the_guide_are_trained_and_compared(home: Path, capsys: pyt
     (line,) = commands(PAGES, "compare")
     said = command(line, home, capsys)
     assert "playbook.name: - and gentle" in said and "sign_flip" in said
+
+
+def test_the_claims_are_counted() -> None:
+    known = claims()
+    found = re.search(r"`stability-harness claims` has (\d+) sentences .*?\n(\d+) are decided", README)
+    assert found is not None
+    assert (int(found[1]), int(found[2])) == (len(known), sum(claim.trials is None for claim in known.values()))
 
 
 def test_what_the_readme_names_exists() -> None:
