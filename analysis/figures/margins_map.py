@@ -30,12 +30,13 @@ def margins_map(found: Margins) -> Drawing:
         panel.set(xlabel="left out", ylabel="left out")
         for row, column in zip(*np.nonzero(np.isfinite(shares)), strict=True):
             share = shares[row, column]
-            colour = "white" if share > 0.55 else "0.15"
+            colour = _on(share)
             panel.text(int(column), int(row), f"{share:.0%}", ha="center", va="center", color=colour, size=8)
         for (one, other), is_found in found.discoveries.items():
             if is_found:
                 place = found.parts.index(one), found.parts.index(other)
-                panel.plot(*place, "o", markersize=24, markerfacecolor="none", markeredgecolor="0.15")
+                colour = _on(found.share(one, other).mean)
+                panel.plot(*place, "o", markersize=26, markerfacecolor="none", markeredgecolor=colour)
         figure.colorbar(image, ax=panel, label="share of runs", fraction=0.04, pad=0.02)
     whole, ones, twos = found.share(), found.share_of(1), found.share_of(2)
     caption = (
@@ -44,3 +45,8 @@ def margins_map(found: Margins) -> Drawing:
         f"bootstrap intervals over {found.failed.shape[1]} seeds, {count(found.stresses, 'condition')}."
     )
     return Drawing(figure, caption)
+
+
+def _on(share: float) -> str:
+    """A colour that can be read on that of a cell."""
+    return "white" if share > 0.55 else "0.15"

@@ -76,11 +76,16 @@ class Margins:
         return self._estimated(lambda values: values[places].mean((0, -1)))
 
     def _excess(self, values: np.ndarray, one: str, other: str) -> np.ndarray:
-        alone = 1 - (1 - self._of(values, one)) * (1 - self._of(values, other))
-        return np.asarray(self._of(values, one, other) - alone)
+        sound = 1 - self._of(values)  # of the whole recipe; what fails anyway fails without parts, too
+        both = (1 - self._of(values, one)) * (1 - self._of(values, other))
+        expected = np.clip(1 - both / np.maximum(sound, np.finfo(float).tiny), 0, 1)
+        return np.asarray(self._of(values, one, other) - np.where(sound > 0, expected, 1.0))
 
     def excess(self, one: str, other: str) -> FailureEstimate:
-        """By how much it fails more often without both than if each broke it by itself, independently."""
+        """By how much it fails more often without both than if each broke it by itself, independently.
+
+        Then 1 - P(both out) = (1 - P(one out)) (1 - P(other out)) / (1 - P(none out)).
+        """
         return self._estimated(lambda values: self._excess(values, one, other))
 
     @cached_property
@@ -151,7 +156,7 @@ def _varied(sweep: xr.Dataset, table: pd.DataFrame) -> Sequence[str]:
 
 def _words(values: pd.Series) -> pd.Series:
     """A text for each value, because null is one."""
-    return values.astype(str)
+    return values.map(repr)
 
 
 def _left_out(sweep: xr.Dataset, table: pd.DataFrame) -> dict[str, np.ndarray]:

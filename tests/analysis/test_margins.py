@@ -50,6 +50,27 @@ def ending(trial: Trial) -> Ending:
     return Ending(loss=GOLDEN + 0.05 * len(left_out_of(trial)) / 3)
 
 
+def test_stresses_are_told_apart_and_each_is_measured_against_its_own(tmp_path: Path) -> None:
+    """Faults have fields of their own, which others lack; under one of them every run ends 1 nat higher."""
+    study = Study(tmp_path / "out")
+    faults = [None, study.flip(), study.poison()]
+    trials = [
+        dataclasses.replace(trial_of(left_out, seed), **({"fault": fault} if fault else {}))
+        for left_out in SETS
+        for seed in SEEDS
+        for fault in faults
+    ]
+
+    def under_stress(trial: Trial) -> Ending:
+        plain = ending(trial)
+        return dataclasses.replace(plain, loss=plain.loss + (trial.fault.name == "rare_tokens"))
+
+    study.write_pack(trials, under_stress)
+    found = margins(study.sweep)
+    assert found.stresses == 3 and set(found.parts) == set(PARTS)
+    assert found.share("clip").mean == pytest.approx(2 / 8) and found.share().mean == 0.0
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
     study = Study(tmp_path / "out")
@@ -70,6 +91,20 @@ def test_each_set_and_what_pairs_add(study: Study) -> None:
     assert [one for one, is_found in found.discoveries.items() if is_found] == [pair]
     one = found.share("clip")
     assert one.low <= one.mean <= one.high and one.low < one.high
+
+
+def test_what_fails_anyway_is_no_excess() -> None:
+    """Half of the runs fail whatever is left out; without both parts a quarter more, or all of those that are left."""
+    sets = (frozenset(), frozenset("a"), frozenset("b"), frozenset("ab"))
+
+    def excess(*shares: float) -> float:
+        return Margins(("a", "b"), sets, np.repeat([[share] for share in shares], 3, axis=1), 1).excess("a", "b").mean
+
+    assert excess(0.5, 0.5, 0.5, 0.5) == pytest.approx(0.0)
+    assert excess(0.5, 0.5, 0.5, 0.75) == pytest.approx(0.25)
+    assert excess(0.2, 0.6, 0.6, 0.8) == pytest.approx(0.0), "0.2 of 0.8 are left: half of a half"
+    assert excess(1.0, 1.0, 1.0, 1.0) == pytest.approx(0.0)
+    assert excess(0.4, 0.1, 0.4, 0.1) == pytest.approx(0.0), "leaving a out helps, and b changes nothing"
 
 
 def test_importance_is_that_of_all_orders() -> None:
