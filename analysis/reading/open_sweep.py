@@ -28,7 +28,7 @@ from analysis.reading.provenances import provenance_variables
 from analysis.reading.stored_variables import stored_variables
 from harness.basics.printing import encodable
 from harness.config import CORE, NO_FAULT, ConfigError, Fault, Trial, field_types, sections
-from harness.config.trial import YOUNGER, default_of
+from harness.config.trial import default_of, younger
 from harness.readings.table import SHOWN
 from harness.storage.store import ENDS, SIGNALS
 from harness.storage.stored import PackInfo, read_packs, read_store
@@ -356,7 +356,7 @@ def _left_out() -> dict[str, dict[str, Any]]:
 @functools.cache
 def _younger(section: str) -> dict[str, Any]:
     """Path -> default of the fields of a section that a stored trial leaves out where they are at their defaults."""
-    return {f"{part}.{field}": default_of(part, field) for part, field in YOUNGER if part == section}
+    return {f"{section}.{field}": default_of(section, field) for field in younger(section)}
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:

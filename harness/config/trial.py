@@ -72,7 +72,9 @@ WITH_OPTIONS = ("branches", "optimizers", "clippers", "guards", "objectives")  #
 CORE: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule}
 CORE |= {"train": Train, "screen": Screen, "data": Data}
 YOUNGER = (("model", "start"), ("data", "skip_bad"), ("data", "token_type"))
-"""Fields that are younger than trials that are stored, whose ids stay what they are."""
+"""Fields that are younger than trials that are stored, whose ids stay what they are; so are all readings but these."""
+OLD_READINGS = frozenset({"adam_floor", "at_rest", "attention_entropy", "kurtosis", "layer_gradients", "layer_updates"})
+OLD_READINGS |= {"log_z", "moment_size", "qk_rank", "residual_gain", "token_rarity"}
 MOST_TEXTS = 10_000  # sections whose text is kept
 
 
@@ -106,11 +108,18 @@ def _usual_structures() -> Mapping[str, tuple[Any, ...]]:
     return {name: structure(values) for name, values in _defaults().items()}
 
 
+@cache
+def younger(section: str) -> tuple[str, ...]:
+    """The fields of a section that are left out of what is stored where they are at their defaults."""
+    readings = [name for name in vars(_defaults()[section]) if name not in OLD_READINGS] if section == "signals" else []
+    return (*(field for part, field in YOUNGER if part == section), *readings)
+
+
 def _plain(name: str, values: Any) -> dict[str, Any]:
-    """The fields of a section as they are stored; `YOUNGER` ones only where they are given."""
+    """The fields of a section as they are stored; `younger` ones only where they are given."""
     fields = dict(vars(values))
-    for section, field in YOUNGER:
-        if section == name and fields[field] == default_of(name, field):
+    for field in younger(name) if name != "fault" else ():
+        if fields[field] == default_of(name, field):
             del fields[field]
     return fields
 
@@ -166,7 +175,7 @@ class Trial:
         return dict(self.extras)
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, as they are stored with the results; `YOUNGER` fields only where they are given."""
+        """Nested plain values, as they are stored with the results; `younger` fields only where they are given."""
         parts = {name: _plain(name, values) for name, values in self.parts.items()}
         return {**parts, "recipe": self.recipe, "mitigation": self.mitigation, "seed": self.seed}
 

@@ -270,6 +270,15 @@ def test_ids_are_pinned() -> None:
     )
 
 
+def test_another_reading_leaves_ids_as_they_are() -> None:
+    """That of a trial with readings of its own was taken before `moment_lag` and `gradient_zeros` were there."""
+    signals = sections()["signals"]
+    assert Trial.of({"signals": signals(kurtosis=3)}).id == "ab06307b6ad76d0c"
+    changed = [Trial.of({"signals": signals(kurtosis=3, **{name: 1})}) for name in ("moment_lag", "gradient_zeros")]
+    assert len({trial.id for trial in changed}) == 2
+    assert [trial.to_dict()["signals"].get("moment_lag") for trial in changed] == [1, None]
+
+
 def test_ids_are_the_same_in_another_process() -> None:
     lines = (
         "from sweeps.compose.arguments import config_loader",
