@@ -10,7 +10,7 @@ from analysis.figures.files import save_picture
 from harness.storage.results_folder import ResultsPath
 from sweeps.claims.measured import metric_of
 from sweeps.claims.trained import EXPLORATORY, Verdict
-from sweeps.claims.words import compared, effect_words, holds_if, marks
+from sweeps.claims.words import compared, effect_words, has_to_happen, holds_if, marks
 
 
 def write_page(out: Path, found: Sequence[Verdict]) -> Path:
@@ -27,7 +27,7 @@ def write_page(out: Path, found: Sequence[Verdict]) -> Path:
         for cell in one.cells:
             acting = "" if cell.is_acting else " (too little to see anything)"
             lines.append(f"| {cell.cell} | {effect_words(cell)} | {cell.judged.pairs} | {cell.control:.3g}{acting} |")
-        lines += ["", f"Control: {test.control.because}. Registration {one.claim.registration}.", ""]
+        lines += ["", f"Control: {has_to_happen(test)}. Registration {one.claim.registration}.", ""]
         lines += [f"    stability-harness claims run {one.claim.name} out={out}", ""]
         rows = [EffectRow(cell.cell, cell.judged.mean, cell.judged.low, cell.judged.high) for cell in one.cells]
         if rows:

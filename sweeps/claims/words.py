@@ -22,6 +22,13 @@ def holds_if(test: TrialTest) -> str:
     return f"{test.claimed} {test.threshold:g} {test.unit}"
 
 
+def has_to_happen(test: TrialTest) -> str:
+    """The control: `sensitivity of mitigation=post_ln above 0.2: post-LN has to fail`."""
+    control = test.control
+    arm = ", ".join(control.of or test.against or test.of)
+    return f"{control.metric} of {arm} above {control.above:g}: {control.because}"
+
+
 def marks(test: TrialTest) -> tuple[float, ...]:
     """Where its thresholds are on an axis of the effect."""
     if test.claimed != "within":

@@ -24,7 +24,7 @@ from sweeps.claims.registered import RegisteredClaim, chosen, claims
 from sweeps.claims.registration import REGISTERED
 from sweeps.claims.trained import EXPLORATORY, NOT_TRAINED, UNFINISHED, Recipes, Wanted, trials_of, verdicts
 from sweeps.claims.verdicts import UNDECIDED, discovered
-from sweeps.claims.words import compared, effect_words, holds_if
+from sweeps.claims.words import compared, effect_words, has_to_happen, holds_if
 from sweeps.commands.sweep import explained, sweep
 from sweeps.compose.arguments import check_of_run
 from sweeps.compose.overrides import out_word
@@ -178,7 +178,7 @@ def _print_one(claim: RegisteredClaim, console: Console) -> None:
         lines["sweep"] = " ".join(test.sweep)
         lines["test"] = compared(test)
         lines["holds if"] = f"{holds_if(test)}, in each {', '.join(test.cells)}, {test.seeds} seeds"
-        lines["control"] = f"{test.control.metric} above {test.control.above:g}: {test.control.because}"
+        lines["control"] = has_to_happen(test)
     lines |= {"tags": ", ".join(claim.tags), "registration": claim.registration}
     console.print(claim.name)
     for name, text in lines.items():
