@@ -23,7 +23,8 @@ class RankClip(Clipper):
     """`rank_clip.limit`: the gradient of each rank scaled to a global norm of at most that, and then added up.
 
     torch.nn.utils.clip_grad_norm_ on every worker before the all-reduce: one that met a bad batch weighs no more in the
-    mean than the others. The gradient that is reported, and that all other clippers see, is that mean.
+    mean than the others. The gradient that is reported, and that all other clippers see, is that mean. With one rank it
+    is a clip of the whole gradient.
     """
 
     part = "rank_clip.limit"
