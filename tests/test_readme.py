@@ -21,6 +21,8 @@ from sweeps.claims.measured import METRICS
 from sweeps.claims.registered import MORE, OF_TRIALS, claims
 from sweeps.claims.summaries import FORMS
 from sweeps.commands.console import run
+from tests.analysis.mitigated import Study
+from tests.analysis.test_margins import SEEDS, SETS, ending, trial_of
 from tests.documented import commands, words_of
 
 ROOT = Path(__file__).parent.parent
@@ -139,11 +141,19 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.
             assert command(line, home, capsys)
 
 
+def test_the_margins_of_the_guide_are_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = Study(home / "results" / "margins")
+    study.write_pack([trial_of(left_out, seed) for left_out in SETS for seed in SEEDS], ending)
+    (line,) = commands(PAGES, "margins")
+    assert "3 parts, 8 seeds, 1 condition" in command(line, home, capsys)
+    assert (home / "margins.png").exists()
+
+
 def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
     assert {line.split()[1] for line in commands(PAGES)} == {
         *("sweep", "watch", "report", "campaign", "status", "cancel", "export", "incidents"),
-        *("figure", "retry", "merge", "remove", "verify", "extend", "compare", "claims"),
+        *("figure", "retry", "merge", "remove", "verify", "extend", "compare", "claims", "margins"),
     }
     plain = [text for file in FILES for text in blocks("", str(file.relative_to(ROOT)))]
     others = [line for text in plain for line in text.splitlines() if line not in commands(PAGES)]

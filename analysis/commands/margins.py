@@ -10,7 +10,7 @@ from analysis.reading.selection import add_where
 from analysis.reports.margins import told_margins
 from harness.basics.printing import say
 
-HELP = "say what a recipe's margins of safety are worth, alone and in pairs"
+HELP = "say what parts of a recipe are worth, alone and in pairs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -283,4 +283,4 @@ def test_a_trial_equals_a_plain_gpt_that_is_clipped_by_hand(chain):
 
 
 def test_they_act_in_this_order():
-    assert [cls.__name__ for cls in CLIPPERS] == ["ByValue", "PerTensor", "AdaGC", "ZClip", "GlobalNorm"]
+    assert [cls.__name__ for cls in CLIPPERS] == ["RankClip", "ByValue", "PerTensor", "AdaGC", "ZClip", "GlobalNorm"]
