@@ -17,7 +17,7 @@ import xarray as xr
 from scipy.stats import false_discovery_control
 
 from analysis.measures.metrics import trial_table
-from analysis.measures.statistics import bootstrap, draws
+from analysis.measures.statistics import bootstrap, draws, wilson_interval
 from analysis.reading.groups import is_seed
 from harness.config import ConfigError
 from harness.objectives.outcome import TRAINED
@@ -29,7 +29,7 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class FailureEstimate:
-    """A number with its 95% bootstrap interval over seeds."""
+    """A number with its 95% interval over seeds: Wilson's of a set's share, and of all else a bootstrap."""
 
     mean: float
     low: float
@@ -67,8 +67,10 @@ class Margins:
         return FailureEstimate(float(statistic(self.failed)), low, high)
 
     def share(self, *names: str) -> FailureEstimate:
-        """How often it fails without these parts."""
-        return self._estimated(lambda values: self._of(values, *names))
+        """How often it fails without these parts. Wilson's interval, for where all seeds agree a bootstrap has none."""
+        mean, seeds = float(self._of(self.failed, *names)), self.failed.shape[-1]
+        low, high = wilson_interval(mean * seeds, seeds)
+        return FailureEstimate(mean, float(low), float(high))
 
     def share_of(self, size: int) -> FailureEstimate:
         """How often it fails with so many parts left out, over all such sets."""
@@ -90,13 +92,18 @@ class Margins:
 
     @cached_property
     def discoveries(self) -> dict[tuple[str, str], bool]:
-        """Whether a pair's excess is above 0, at 10% false discoveries (Benjamini & Hochberg 1995) of all pairs."""
+        """Whether a pair's excess is above 0, at 10% false discoveries (Benjamini & Hochberg 1995) of all pairs.
+
+        Its p-value is the share of bootstrap samples in which it is not, and at least that of a sign test of n seeds
+        that all agree, 2^-n: of few seeds a bootstrap thinks too well.
+        """
         (which,) = draws((self.failed.shape[-1],))
         drawn = self.failed[..., which]
         below = [1 + int((self._excess(drawn, *pair) <= 0).sum()) for pair in self.pairs]
         if not below:
             return {}
-        found = false_discovery_control(np.array(below) / (1 + len(which))) <= 0.10
+        p = np.maximum(np.array(below) / (1 + len(which)), 2.0 ** -self.failed.shape[-1])
+        found = false_discovery_control(p) <= 0.10
         return dict(zip(self.pairs, map(bool, found), strict=True))
 
     def importance(self, name: str) -> FailureEstimate:
@@ -127,9 +134,9 @@ def margins(sweep: xr.Dataset, worse: float = WORSE) -> Margins:
     """
     table = trial_table(sweep)
     table = table[table["complete"] & table["capped_loss"].notna()]
-    out = _left_out(sweep, table)
-    parts = {key for keys in out for key in keys.split(" and ")}
-    rest = [name for name in _varied(sweep, table) if name not in parts]
+    keys = _left_out(sweep, table)
+    out = {" and ".join(together): is_out for together, is_out in keys.items()}
+    rest = [name for name in _varied(sweep, table) if not any(name in together for together in keys)]
     sets = [frozenset(name for name in out if out[name][row]) for row in range(len(table))]
     stresses = table[rest].apply(_words).agg(" ".join, axis=1) if rest else pd.Series("", index=table.index)
     columns = {"sets": sets, "seed": table["seed"].to_numpy(), "stress": stresses.to_numpy()}
@@ -159,8 +166,8 @@ def _words(values: pd.Series) -> pd.Series:
     return values.map(repr)
 
 
-def _left_out(sweep: xr.Dataset, table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """By part, the trials [trial] in which it is out: it has one of two values, and not the usual one."""
+def _left_out(sweep: xr.Dataset, table: pd.DataFrame) -> dict[tuple[str, ...], np.ndarray]:
+    """By part, as its keys, the trials [trial] in which it is out: it has one of two values, and not the usual one."""
     found: dict[bytes, tuple[list[str], np.ndarray]] = {}
     for name in _varied(sweep, table):
         values = _words(table[name])
@@ -171,4 +178,4 @@ def _left_out(sweep: xr.Dataset, table: pd.DataFrame) -> dict[str, np.ndarray]:
     if len(found) < FEWEST:
         allowed = f"{FEWEST} at least that have two values each, one of them in most trials, as in study=margins"
         raise ConfigError(f"the sweep varies {len(found)} parts of a recipe; allowed: {allowed}")
-    return {" and ".join(names): is_out for names, is_out in found.values()}
+    return {tuple(names): is_out for names, is_out in found.values()}

@@ -18,7 +18,7 @@ from harness.config import ConfigError
 
 SAID = (
     "Shares of runs that failed: not trained, or with a final loss more than {worse:g} nat/token above the whole "
-    "recipe under the same seed and stress. In brackets 95% bootstrap intervals over seeds. Excess: over two parts "
+    "recipe under the same seed and stress. In brackets 95% intervals over seeds. Excess: over two parts "
     "that break it independently; a star marks what is above 0 at 10% false discoveries. Importance: Shapley values "
     "from singles and pairs."
 )

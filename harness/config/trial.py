@@ -73,8 +73,10 @@ CORE: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule}
 CORE |= {"train": Train, "screen": Screen, "data": Data}
 YOUNGER = (("model", "start"), ("data", "skip_bad"), ("data", "token_type"))
 """Fields that are younger than trials that are stored, whose ids stay what they are; so are all readings but these."""
-OLD_READINGS = frozenset({"adam_floor", "at_rest", "attention_entropy", "kurtosis", "layer_gradients", "layer_updates"})
-OLD_READINGS |= {"log_z", "moment_size", "qk_rank", "residual_gain", "token_rarity"}
+OLD_READINGS = (
+    *("adam_floor", "at_rest", "attention_entropy", "kurtosis", "layer_gradients", "layer_updates", "log_z"),
+    *("moment_size", "qk_rank", "residual_gain", "token_rarity"),
+)
 MOST_TEXTS = 10_000  # sections whose text is kept
 
 

@@ -82,7 +82,7 @@ class Passes:
             of_part = None if fed.weights is None else pack.ranks.part(fed.weights, rank)
             losses.append(pack.learn(part, of_part, strike.at_taps(pack_step, rank), rank))
             strike.at_gradient(pack_step, rank)
-            for clipper in pack.of_ranks:
+            for clipper in pack.rank_clippers:
                 of_rank = global_norm(pack.gradients) / scale
                 pack.acts.notice(clipper.part, clipper.clip(pack.gradients, of_rank, here), slice(None))
             pack.ranks.add(pack.gradients)

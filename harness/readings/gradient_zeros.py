@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from harness.readings.base import GradientReading, Groups, ReadingContext, shown_of_groups
+from harness.readings.base import GradientReading, Groups, ReadingContext, group_of, shown_of_groups
 
 
 class GradientZeros(GradientReading):
@@ -23,25 +23,17 @@ class GradientZeros(GradientReading):
 
     def __init__(self, known: ReadingContext):
         super().__init__(known)
-        groups = Groups(known.layout, self.depth)
-        self._named = groups.named
-        ends = [span.stop for span in known.layout.spans]
-        starts = [span.start for span in known.layout.spans]
-        self._spans = [
-            [(start, stop) for start, stop in zip(starts, ends, strict=True) if _is_inside(start, ranges)]
-            for ranges in groups.ranges
-        ]
+        self._groups = Groups(known.layout, self.depth)
+        self._spans: list[list[slice]] = [[] for _ in self._groups.ranges]
+        for scaled, span in zip(known.layout.tensors, known.layout.spans, strict=True):  # without what lies between
+            self._spans[group_of(scaled.name, self.depth)].append(slice(span.start, span.stop))
 
     def read(self, gradients_RxP: Tensor) -> Mapping[str, Tensor]:
-        rows, shares = len(gradients_RxP), []
+        shares = []
         for spans in self._spans:
-            zeros = torch.zeros(rows, dtype=torch.float64, device=gradients_RxP.device)
-            for start, stop in spans:
-                is_zero = (gradients_RxP[:, start:stop] == 0).to(torch.uint8)
-                zeros += is_zero.sum(1, dtype=torch.int32)
-            shares.append(zeros / sum(stop - start for start, stop in spans) if spans else zeros + torch.nan)
-        return self._named("zero_gradients", torch.stack(shares, 1))
-
-
-def _is_inside(start: int, ranges: list[tuple[int, int]]) -> bool:
-    return any(first <= start < end for first, end in ranges)
+            zeros = torch.zeros(len(gradients_RxP), dtype=torch.float64, device=gradients_RxP.device)
+            for span in spans:
+                zeros += (gradients_RxP[:, span] == 0).to(torch.uint8).sum(1, dtype=torch.int32)
+            elements = sum(span.stop - span.start for span in spans)
+            shares.append(zeros / elements if elements else zeros + torch.nan)
+        return self._groups.named("zero_gradients", torch.stack(shares, 1))

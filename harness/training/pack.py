@@ -83,15 +83,15 @@ class Pack:
         self._weights = self.rows_state.add("weights", weights)
         self._gradients = self.rows_state.add("gradients", torch.zeros_like(weights), scratch=True)
         self._active = self.rows_state.add("active", is_row.to(device))
-        precision = precision_of(first.train, device)
         vectors = SingularVectors(self.layout, self._weights, self.rows_state) if first.model.sigma_reparam else None
+        precision = precision_of(first.train, device)
         self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors, branches)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
         self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps) if QKClip.is_on(first) else None
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
-        clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
-        self.clippers, self.of_ranks = ([one for one in clippers if one.of_ranks is kind] for kind in (False, True))
+        made = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
+        self.clippers, self.rank_clippers = ([c for c in made if c.of_ranks is kind] for kind in (False, True))
         parts = Parts(self.layout, self.rows_state, self.loss_scale, len(here), device)
         self.alarms, self.interventions = parts.alarms, Interventions(device)
         self.guards = [cls(parts) for cls in GUARDS if any(cls.is_on(trial) for trial in trials)]
@@ -115,8 +115,8 @@ class Pack:
         self.bound += 1
         trials = [self.interventions.acting(number, self.planned[number]) for number in self.slots.planned]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
-        parts: list[Any] = [self.optimizer, self.loss_scale, *self.of_ranks, *self.clippers, self.qk_clip, *self.guards]
-        for part in filter(None, parts):
+        parts: list[Any] = [*self.rank_clippers, *self.clippers, self.qk_clip, *self.guards]
+        for part in filter(None, [self.optimizer, self.loss_scale, *parts]):
             part.bind(trials)
         first = [self._first_to_repair(trial) for trial in trials]
         self._clipper_repairs, self._optimizer_may = (

@@ -134,7 +134,7 @@ def _spikes(values: np.ndarray, number: float) -> np.ndarray:
     """Share of the measured steps at which it lies `number` standard deviations from the mean of the last values.
 
     Of the last 1,000, or as many as there are, at least 50. With 7 that is the spike score of OLMo 2 (arXiv
-    2501.00656), where a value that stands still before has none.
+    2501.00656). Where all of the last values are equal nothing is measured.
     """
     last = pd.DataFrame(values.T).shift(1).rolling(LAST, min_periods=FEWEST)
     mean, deviation = last.mean().to_numpy().T, last.std(ddof=0).to_numpy().T

@@ -93,6 +93,18 @@ def test_each_set_and_what_pairs_add(study: Study) -> None:
     assert one.low <= one.mean <= one.high and one.low < one.high
 
 
+def test_two_seeds_discover_nothing() -> None:
+    """However much they agree; and where all agree the interval of a share is still wide."""
+    sets = (frozenset(), frozenset("a"), frozenset("b"), frozenset("ab"))
+
+    def found(seeds: int) -> Margins:
+        return Margins(("a", "b"), sets, np.repeat([[0.0], [0.0], [0.0], [1.0]], seeds, axis=1), 1)
+
+    assert found(2).discoveries == {("a", "b"): False} and found(8).discoveries == {("a", "b"): True}
+    whole = found(8).share()
+    assert (whole.mean, whole.low) == (0.0, 0.0) and whole.high == pytest.approx(0.324, abs=1e-3)
+
+
 def test_what_fails_anyway_is_no_excess() -> None:
     """Half of the runs fail whatever is left out; without both parts a quarter more, or all of those that are left."""
     sets = (frozenset(), frozenset("a"), frozenset("b"), frozenset("ab"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,9 @@ from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
 from sweeps.claims import trained, verdicts
 from sweeps.claims.measured import METRICS
-from sweeps.claims.parts import MINUTES, parts
 from sweeps.claims.registered import claims
 from sweeps.claims.trained import Recipes, registration_of, trials_of
 from sweeps.claims.verdicts import CONFIRMED, NOT_HERE, REFUTED, UNDECIDED, discoveries, interval, judge, together
-from sweeps.commands import claims as command_of_claims
 from sweeps.commands import console
 from tests.sweeps import command
 
@@ -266,32 +263,6 @@ def test_ours_can_be_planned_and_share_trials() -> None:
         assert seeds == set(range(100, 100 + 2 * claim.trials.seeds)), "fresh ones"
         assert 2 * len(trials[claim.name]) == len(both[claim.name])
     assert {trial.id for trial in trials_of(known[0])} == trials[known[0].name]
-
-
-def test_all_claims_come_in_parts_of_half_an_hour(capsys) -> None:
-    """Each once, by subject; a part with its number is trained, and one that there is not is refused."""
-    known = [claim for claim in claims().values() if claim.trials is not None]
-    found = parts(known)
-    names = [claim.name for part in found for claim in part.claims]
-    assert sorted(names) == sorted(claim.name for claim in known)
-    for part in found:
-        assert {claim.tags[0] for claim in part.claims} == {part.subject}
-        assert part.minutes <= MINUTES or len(part.claims) == 1
-    for one, other in pairwise(found):
-        assert one.subject < other.subject or one.minutes + other.minutes > MINUTES, "none is cut without need"
-    status, said, _ = call(capsys, "parts")
-    assert status == 0 and all(f"\n{number} " in said for number in range(1, len(found) + 1))
-    status, _, err = call(capsys, "run", "--all", "--part", str(len(found) + 1), "out=o")
-    assert status == 2 and f"--part {len(found) + 1}: there is none; allowed: 1 to {len(found)}" in err
-
-
-def test_one_part_is_trained(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the user's own claims too, which are told from ours."""
-    monkeypatch.setattr(command_of_claims, "_by_trials", lambda folder: [claims(folder)["mine"]])
-    folder, out = own(tmp_path), tmp_path / "out"
-    status, said, err = call(capsys, "run", "--all", "--part", "1", f"out={out}", "--config-dir", str(folder), ONE)
-    assert status == 0, err
-    assert "1 claim, 24 trials in all" in said and "confirmed" in said
 
 
 def test_an_arm_that_cannot_act_is_refused(tmp_path: Path) -> None:
