@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.basics.tensor_bytes import byte_view
 from harness.config import ConfigError
 from harness.faults.facts import Facts
 from harness.faults.fault import InjectableFault, matching
@@ -148,7 +149,7 @@ def digest(*tensors: Tensor) -> str:
     """SHA-256 of the bytes of whole tensors, one after the other."""
     sha = hashlib.sha256()
     for tensor in tensors:
-        sha.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(byte_view(tensor.detach().cpu()).numpy().tobytes())
     return sha.hexdigest()
 
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from harness.basics.tensor_bytes import byte_view
 
 SEAL = "sealed"  # the only key: several would stand in an order that changes from file to file
 OTHER = "is damaged: its checksum is another"
@@ -80,5 +81,5 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
-        digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(byte_view(x).numpy().data)
     return digest.hexdigest()

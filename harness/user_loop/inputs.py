@@ -9,6 +9,7 @@ import google_crc32c
 import torch
 from torch import Tensor, nn
 
+from harness.basics.tensor_bytes import byte_view
 from harness.config import ConfigError
 from harness.user_loop.hooks import Hook
 from harness.user_loop.named_tensors import COMPILED, raw_bytes, tensors_in
@@ -137,7 +138,7 @@ def checksum(values: Tensor, start: int = 0) -> int:
     """A CRC-32C of the bytes of a tensor; on an accelerator of sums over its bits, so that few bytes are copied."""
     x = values.detach()
     if x.device.type != "cpu" and x.layout == torch.strided and x.numel():
-        words = x.contiguous().reshape(-1).view(torch.uint8)
+        words = byte_view(x)
         words = words.view(torch.int32) if words.numel() % 4 == 0 else words
         weights = torch.arange(1, words.numel() + 1, device=x.device, dtype=torch.int64) % 65_521
         x = torch.stack([words.sum(dtype=torch.int64), (words.long() * weights).sum()])

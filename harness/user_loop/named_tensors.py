@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.basics.tensor_bytes import byte_view
 from harness.config import ConfigError
 from harness.faults.facts import formats_of, shapes_of
 from harness.model.formats import FORMAT_OF, real_view
@@ -263,8 +264,7 @@ def inner_optimizer(optimizer: Any) -> Optimizer:
 
 def raw_bytes(values: Tensor) -> bytes:
     """The bytes of a tensor of any type."""
-    flat = values.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return byte_view(values.detach().cpu()).numpy().tobytes()
 
 
 def first_tensor(values: Any) -> Tensor | None:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from harness.basics.tensor_bytes import byte_view
+
 
 @contextmanager
 def dense_views(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -24,7 +26,7 @@ def dense_views(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) 
         dims = old.sparse_dim()
         rest = tuple(range(dims, values.dim()))
         # Bits are compared: what became NaN differs from itself, and zero is not minus zero.
-        differs = values.contiguous().view(torch.uint8) != before[name].contiguous().view(torch.uint8)
+        differs = byte_view(values) != byte_view(before[name])
         differs = differs.view(*values.shape, -1).any(-1)
         if not bool(differs.any()):
             continue

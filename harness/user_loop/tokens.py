@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.basics.tensor_bytes import byte_view
 from harness.config import ConfigError
 from harness.user_loop.batches import changed
 from harness.user_loop.named_tensors import tensors_in
@@ -65,7 +66,7 @@ def as_rows(batch: Any) -> tuple[Tensor, Put]:
     parts = [x for x in tensors_in(batch) if x.dim() and len(x) == rows]
     if not rows:
         raise ConfigError("fault: strikes batches, and there is no tensor in one; allowed: batches with tensors")
-    flat = [x.contiguous().reshape(rows, -1).view(torch.uint8) for x in parts]
+    flat = [byte_view(x).reshape(rows, -1) for x in parts]
 
     def put(values: Tensor) -> Any:
         cut = iter(values.split([x.shape[1] for x in flat], 1))
@@ -73,7 +74,7 @@ def as_rows(batch: Any) -> tuple[Tensor, Put]:
         def replaced(old: Tensor) -> Tensor:
             if not old.dim() or len(old) != rows:
                 return old
-            values: Tensor = next(cut).contiguous().view(old.dtype).reshape(old.shape)
+            values: Tensor = next(cut).reshape(-1).clone().view(old.dtype).reshape(old.shape)
             return values
 
         return changed(batch, replaced)

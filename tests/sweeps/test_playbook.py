@@ -233,6 +233,14 @@ def test_a_killed_sweep_with_rollbacks_ends_as_one_that_was_not(tmp_path: Path) 
     assert int(faulty["incidents"].item()) == 1 and (golden["loss"].values == faulty["loss"].values).all()
 
 
+def test_a_trial_that_is_alone_can_be_saved(tmp_path: Path) -> None:
+    """Of one row, what detectors remember is one number of a longer row: its bytes are not those of a view."""
+    ended = command.call(
+        *command.tiny("playbook=repair", "train.steps=12", "checkpoint.every=4", f"out={tmp_path / 'out'}")
+    )
+    assert "trained 1 of 1 trial" in ended.out and "failed" not in ended.out + ended.err
+
+
 def test_the_page_has_every_playbook_and_every_action() -> None:
     assert with_tables(TEXT) == TEXT, "make tables"
     for name in ACTIONS:
