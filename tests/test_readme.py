@@ -149,11 +149,19 @@ def test_the_margins_of_the_guide_are_told(home: Path, capsys: pytest.CaptureFix
     assert (home / "margins.png").exists()
 
 
+def test_what_measures_cost_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = (line for line in SWEEPS if "out=results/tax" in line)
+    often = [word for word in QUICK if "validate_every" not in word]
+    assert "trained 72 of 72 trials" in command(line, home, capsys, *often, "train.validate_every=2")
+    for line, said in zip(commands(PAGES, "tax"), ("total", "price", "incidents"), strict=True):
+        assert said in command(line, home, capsys, "--rounds", "2")
+
+
 def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
     assert {line.split()[1] for line in commands(PAGES)} == {
         *("sweep", "watch", "report", "campaign", "status", "cancel", "export", "incidents"),
-        *("figure", "retry", "merge", "remove", "verify", "extend", "compare", "claims", "margins"),
+        *("figure", "retry", "merge", "remove", "verify", "extend", "compare", "claims", "margins", "tax"),
     }
     plain = [text for file in FILES for text in blocks("", str(file.relative_to(ROOT)))]
     others = [line for text in plain for line in text.splitlines() if line not in commands(PAGES)]
