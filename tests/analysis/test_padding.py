@@ -20,6 +20,7 @@ from tests.sweeps.test_detect import SHORT, WATCHING
 
 SINGLE = [name for name in WATCHING if name != "gain_peers"]  # those that a trial of one rank may have
 READ = ["at_rest=1", "qk_rank=3", "kurtosis=2", "attention_entropy=3", "residual_gain=1", "moment_size=1"]
+READ += ["moment_lag=1"]
 AXES = ["model.depth=1,3", "train.ranks=1,3", "train.steps=40,60", "fault=none,weight_bit"]
 FIXED = ["train.batch=6", "optim.lr=3e-3", "schedule.decay=constant", "fault.start=30", "fault.bit=30", "seed=0,1"]
 OPTIONS = [f"detect.{name}.{key}={value}" for name in SINGLE for key, value in SHORT.get(name, {}).items()]

@@ -89,6 +89,27 @@ def test_one_expert_that_takes_nearly_all_is_seen_at_the_third_step() -> None:
     assert np.argwhere(alarms).tolist() == [[1, STRUCK + 2]]
 
 
+def test_a_gradient_that_the_second_moment_has_not_expected_is_seen_at_2_3() -> None:
+    lags = np.full((ROWS, STEPS), 1.0)
+    lags[0, 10] = 4.0  # too early
+    lags[1, STRUCK] = 2.31
+    lags[2, STRUCK] = 2.29
+    alarms, scores = said("moment_lag", lags)
+    assert np.argwhere(alarms).tolist() == [[1, STRUCK + 1]]  # known when the step is over
+    assert np.isnan(scores[:, :31]).all() and (scores[3, 31:] == 1).all()
+
+
+def test_a_gradient_a_hundred_times_as_large_lags_in_a_run() -> None:
+    """In the rows of the embedding that have one at all; no lag is above 1 / sqrt(1 - beta2)."""
+    own = {"steps": 60, "beta2": 0.99, "clip": None, "detect": {"name": "moment_lag"}, "signals": {"moment_lag": 1}}
+    own["detect.moment_lag"] = {"limit": 2.0}
+    fault = Value(site="gradient", tensor="embedding", elements=None, start=45, model="scale", value=100.0)
+    run = engine.run([engine.trial(**own), engine.trial(fault=fault, **own)])
+    alarms, lags = run.signals["alarm_moment_lag"], run.signals["embedding_moment_lag"]
+    assert alarms[1, 46] == 1 and not alarms[0].any()
+    assert 2 < lags[1, 45] <= 10 and lags[0].max() < 2
+
+
 @pytest.mark.parametrize("bit", [30, 2])
 def test_a_flipped_bit_of_a_moment_is_beyond_its_bound(bit: int) -> None:
     fault = Value(site="moment_2", tensor="blocks.0.feedforward.up", element=3, start=4, bit=bit)
