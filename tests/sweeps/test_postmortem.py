@@ -378,7 +378,6 @@ def test_the_command_crosses(out: Path, sweep: xr.Dataset, capsys: pytest.Captur
         (["incidents", "OUT", "cost.per_hour=-1"], "error: cost.per_hour=-1: not a price; allowed: "),
         (["cross", "OUT", "GOLDEN", "--from", "nothing"], "error: TRIAL='nothing': no such trial in "),
         (["cross", "OUT", "GOLDEN", "--from", "GOLDEN"], "error: TRIAL=GOLDEN: has no incident; allowed: "),
-        (["cross", "OUT", "GOLDEN"], "error: python -m analysis cross: the following arguments are required: --from"),
         (["report", "OUT", "--postmortems", "-1"], "error: --postmortems=-1: not a number of trials; allowed: 0 or"),
         (["causes", "/nowhere"], "error: out=/nowhere: holds no results; allowed: "),
     ],
