@@ -100,9 +100,10 @@ def _known(signals: Mapping[str, np.ndarray], is_loop: bool) -> dict[str, np.nda
 
 
 def measured(sweep: xr.Dataset) -> list[str]:
-    """The detectors whose signals the sweep has."""
+    """The detectors whose signals the sweep has, but for those that look at none."""
     ranks = int(own_sizes(sweep)["rank"].max(initial=1))
-    heard = (name for name, cls in DETECTORS.items() if set(stored(cls.watches)) <= {RATE, *sweep.data_vars})
+    needed = {name: set(stored(cls.watches)) for name, cls in DETECTORS.items()}
+    heard = (name for name, signals in needed.items() if signals and signals <= {RATE, *sweep.data_vars})
     return [name for name in heard if ranks >= DETECTORS[name].least_ranks]
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 RATE, BEGAN, JUDGED = "scheduled_rate", "began_anew", "judged"
 NAMES = (RATE, BEGAN, JUDGED)
 UPDATE, PER_RATE = "update_rms", "update_per_rate"
-SOURCES: Mapping[str, Sequence[str]] = {PER_RATE: (UPDATE, RATE)}  # of what no store has, of what it is made
+STEP = "step"  # its number
+SOURCES: Mapping[str, Sequence[str]] = {PER_RATE: (UPDATE, RATE), STEP: ()}  # of what no store has, of what it is made
 CHANGED = 0.05  # by so much of itself a rate changes in a step where the schedule is no smooth curve
 
 

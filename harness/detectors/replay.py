@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from harness.detectors.base import AFTER_THE_STEP, Detector
-from harness.detectors.loop_signals import LoopSignals, new_rates, since_measured, with_sources
+from harness.detectors.loop_signals import STEP, LoopSignals, new_rates, since_measured, with_sources
 from harness.model.state import State
 from harness.readings.table import READ_BY
 
@@ -24,6 +24,8 @@ def replay(
     Raises KeyError for a signal that is missing.
     """
     loop, changes, signals = LoopSignals.of(signals), new_rates(signals), with_sources(signals)
+    if STEP in cls.watches:
+        signals = {STEP: np.broadcast_to(np.arange(is_new.shape[1]), is_new.shape), **signals}
     series = {signal: torch.from_numpy(np.asarray(signals[signal], dtype=np.float32)) for signal in cls.watches}
     for signal in AFTER_THE_STEP.intersection(series):
         values = series[signal]

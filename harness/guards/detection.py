@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.config import Trial, sections
 from harness.detectors.base import AFTER_THE_STEP, Detector
-from harness.detectors.loop_signals import PER_RATE, RATE, SOURCES, UPDATE, has_new_rate, per_rate
+from harness.detectors.loop_signals import PER_RATE, RATE, SOURCES, STEP, UPDATE, has_new_rate, per_rate
 from harness.detectors.table import DETECTORS
 from harness.guards.base import Guard, GuardInput, GuardSignal, Parts
 from harness.readings.table import SHOWN
@@ -63,7 +63,7 @@ class Detection(Guard):
     def judge(self, seen: GuardInput) -> Tensor:
         self.parts.alarms.clear()
         before = {signal: kept.used for signal, kept in self._before.items()}
-        values = {"loss": seen.loss, "grad_norm": seen.norm, **seen.signals, **before}
+        values = {"loss": seen.loss, "grad_norm": seen.norm, STEP: seen.step, **seen.signals, **before}
         if self._rates is not None:
             changes = has_new_rate(*self._rates.used.unbind(1))
             for detector in self._detectors.values():

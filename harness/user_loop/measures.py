@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.config import Trial, sections
 from harness.detectors.base import AFTER_THE_STEP, Detector
-from harness.detectors.loop_signals import PER_RATE, RATE, UPDATE, has_new_rate, per_rate, stored
+from harness.detectors.loop_signals import PER_RATE, RATE, STEP, UPDATE, has_new_rate, per_rate, stored
 from harness.detectors.table import DETECTORS
 from harness.model.formats import to_measure
 from harness.model.state import State
@@ -199,8 +199,8 @@ class Watch:
         self._is_lagging = {name: name in lags for name in self.names}
         before = {name: self.state.add(f"before_{name}", like[name].clone()).used for name in sorted(lagging)}
         self._wanted = {RATE, *stored(list(before))}
-        self._now = np.zeros((2, 1))  # loss and gradient norm
-        shown = dict(zip(("loss", "grad_norm"), torch.from_numpy(self._now), strict=True))
+        self._now = np.zeros((3, 1))
+        shown = dict(zip(("loss", "grad_norm", STEP), torch.from_numpy(self._now), strict=True))
         self._values = before | {signal: like[signal] for signal in LAYERED if signal in like} | shown
         # Rows of one run stay where they are, so they are written through NumPy, which takes less for a number.
         self._before = {name: values.numpy() for name, values in before.items()}
@@ -234,7 +234,7 @@ class Watch:
         for seen in waiting:
             if seen.began_anew:
                 self._restart()
-            alarms, scores, _ = self.judge(seen.loss, seen.norm, seen.is_judged)
+            alarms, scores, _ = self.judge(seen.loss, seen.norm, seen.step, seen.is_judged)
             self.stepped(seen.values)
             self._tell(seen.step, said(alarms, scores))
 
@@ -243,12 +243,14 @@ class Watch:
         self._usual[0] = [scores[name] for name in self.names]
 
     @torch.inference_mode()  # a fifth faster than with the bookkeeping of gradients that are never asked for
-    def judge(self, loss: float, norm: float, is_judged: bool = True) -> tuple[dict[str, bool], dict[str, float], bool]:
+    def judge(
+        self, loss: float, norm: float, step: int, is_judged: bool = True
+    ) -> tuple[dict[str, bool], dict[str, float], bool]:
         """Of each detector, whether this step is an alarm, and its score; and whether it is of the step before, too.
 
         Not `is_judged`: its gradients overflowed under a dynamic loss scale, which is that one's to judge.
         """
-        self._now[:, 0] = loss, norm
+        self._now[:, 0] = loss, norm, step
         alarms, scores, is_late = {}, {}, False
         is_new_rate, has_before = has_new_rate(*self._rates[0]), bool(self._has_before[0])
         for name, detector in self._detectors.items():

@@ -225,7 +225,7 @@ class Steps:
             return  # nobody waits for it
         if self._began_anew:
             self.replay.watch.restart()
-        self._judged = self.replay.watch.judge(loss, norm, is_judged)
+        self._judged = self.replay.watch.judge(loss, norm, self.step, is_judged)
         if self.replay.session:
             self._answer = self.replay.session.answer(self.step, self._judged[0], loss, norm, is_judged)
 

@@ -15,7 +15,14 @@ NAMES = {
     Needs.SEARCHES: ["search_history", "pareto_front"],
     Needs.COMPARISON: ["mitigation_map"],
     Needs.OUTCOMES: ["vulnerability_map", "outcome_shares", "deviation_curves", "recovery_against_beta2"],
-    Needs.INCIDENTS: ["detector_tradeoff", "loss_lead", "module_flips", "playbooks_compared", "early_warning"],
+    Needs.INCIDENTS: [
+        "detector_tradeoff",
+        "loss_lead",
+        "module_flips",
+        "playbooks_compared",
+        "early_warning",
+        "spike_hazard",
+    ],
 }
 
 

@@ -129,6 +129,18 @@ def test_moments_that_are_off_begin_anew_by_themselves() -> None:
     assert acts[0]["detail"]["tensors"] == ["head"]
 
 
+@pytest.mark.parametrize("step", [0, START, STEPS - 1])
+def test_a_rung_acts_at_a_fixed_step(step: int) -> None:
+    """Of each trial its own."""
+    ladder = rung("lower_rate", "at_step", limit=1)
+    found = run([trained(ladder, detect="at_step", **{"detect.at_step": {"step": at}}) for at in (step, 99)])
+    rates = found.signals["learning_rate"]
+    assert np.array_equal(rates[0, : step + 1], rates[1, : step + 1])
+    assert np.allclose(rates[0, step + 1 :], 0.5 * rates[1, step + 1 :]) and not found.result.incidents[1]
+    assert [act["step"] for act in found.result.incidents[0][0]["acts"]] == [step]
+    assert np.flatnonzero(found.signals["alarm_at_step"][0]).tolist() == [step]
+
+
 def test_snapshots_of_a_row_that_is_frozen_hold_no_block_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded from the first step on to which a row may go back is kept; a frozen one goes nowhere."""
     golden = trained(rung("roll_back"), steps=48)

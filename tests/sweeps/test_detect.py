@@ -33,6 +33,7 @@ SHORT = {  # so that all of them have something to say in sixty steps
     "kurtosis": {"window": 6, "persist": 2, "sigma": 1.0},
     "gain_peers": {"window": 6, "alpha": 1.0},
     "moment_bound": {"limit": 0.02},
+    "at_step": {"step": 41},
     "moment_lag": {"limit": 1.05, "least": 5},
     "entropy_collapse": {"window": 4, "fall": 1.005},
     "qk_rank": {"window": 4, "fall": 1.05},

@@ -42,6 +42,25 @@ def orders(observe: Any, order: str, spike: int = -1, accumulate: int = 1) -> nn
     return model
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_step_that_was_named_before_is_an_alarm(is_asked: bool) -> None:
+    """Also where detectors judge some steps together, and where the loss is told after the update."""
+    seeded()
+    model, told = net(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    named = {"name": "at_step", "at_step": {"step": STEPS}}
+    on_alarm = (lambda alarm: told.append(alarm.step)) if is_asked else None
+    with attach(model, optimizer, on_alarm=on_alarm, detect=named) as run:
+        for batch in run.steps(data(2 * STEPS)):
+            loss = loss_of(model, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.observe(loss)
+    assert np.flatnonzero(run.signals["alarm_at_step"]).tolist() == [STEPS]
+    assert told == [STEPS] * is_asked
+
+
 @pytest.mark.parametrize("looks", [set(), {1, 5, 6, 21}, set(range(1, 2 * STEPS))])
 def test_detectors_say_the_same_whenever_they_are_asked(looks: set[int]) -> None:
     """At once where somebody waits for alarms, else some steps together, and at the latest when signals are read."""

@@ -56,7 +56,7 @@ answers = ("fault=none,weight_bit,last_bit", "fault.start=80", "playbook=none,re
 train("answers", *run_of, *answers, "seed=range(3)")
 draw("answers", "playbooks_compared", "guard_signals")
 train("edge", *run_of[:-1], "optim.lr=1e-2,1,2,4", "schedule.decay=constant", "seed=range(4)", warmup=60)
-draw("edge", "early_warning")
+draw("edge", "early_warning", "spike_hazard")
 
 # %%
 # Searches: the largest stable rate by bisection, and the front of two aims.
