@@ -107,13 +107,20 @@ def started(line: str, home: Path) -> str:
                 process.kill()
 
 
-@pytest.mark.parametrize("line", SWEEPS)
+@pytest.mark.parametrize("line", [line for line in SWEEPS if "model.start=" not in line])
 def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own_parts(home)
     if "slurm" in line and shutil.which("sbatch") is None:
         pytest.skip("needs Slurm (make slurm)") if not os.environ.get("CI") else pytest.fail("no sbatch")
     more = [] if "plan=true" in line else ["plan=true"]
     assert "to train in" in command(line, home, capsys, *more)
+
+
+def test_a_second_stage_starts_from_the_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (second,) = (line for line in SWEEPS if "model.start=" in line)
+    (first,) = (line for line in SWEEPS if "keep=weights" in line and "out=results/pretrained" in line)
+    assert "trained 6 of 6 trials" in command(first, home, capsys, *QUICK)
+    assert "trained 48 of 48 trials" in command(second, home, capsys, *QUICK)
 
 
 def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

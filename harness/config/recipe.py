@@ -129,7 +129,8 @@ class Model:
     # Initialisation and parametrisation
     init: str = choice(STRUCTURAL, "standard", "sizes of the initial weights", table="harness.model.scaling:INITS")
     init_std: float = number(STRUCTURAL, 0.02, "size of initial weights, for init normal and gpt2", above=0)
-    start: str | None = anything(PER_TRIAL, None, "file of the initial weights, as of keep=weights; null: drawn ones")
+    start: str | None = anything(PER_TRIAL, None, "file of the initial weights, as of keep=weights, or a results folder that has one of this model and seed; null: "
+        "drawn ones")
     embedding_scale: str = choice(
         STRUCTURAL, "none", "factor on the embedding; sqrt_width: sqrt(width)", "none", "sqrt_width"
     )
@@ -299,6 +300,13 @@ class Train:
     )
     loss_scale_growth: int = number(
         PER_TRIAL, 2000, "steps in a row without overflow that double a dynamic scale", low=1, high=LARGEST_SEED
+    )
+    loss_scale_per: str = choice(
+        STRUCTURAL,
+        "batch",
+        "when gradients are divided by it: after the mean over the whole batch, or each part's before it is added",
+        "batch",
+        "micro_batch",
     )
     ranks: int = number(STRUCTURAL, 1, "simulated data-parallel ranks; divides the batch", low=1, high=LARGEST_BATCH)
     micro_batches: int = number(

@@ -71,7 +71,7 @@ IDENTITY = ("kind", "name")  # of a fault: not for the command line, which choos
 WITH_OPTIONS = ("branches", "optimizers", "clippers", "guards", "objectives")  # kinds of parts that may have a section
 CORE: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule}
 CORE |= {"train": Train, "screen": Screen, "data": Data}
-YOUNGER = (("model", "start"), ("data", "skip_bad"), ("data", "token_type"))
+YOUNGER = (("model", "start"), ("data", "skip_bad"), ("data", "token_type"), ("train", "loss_scale_per"))
 """Fields that are younger than trials that are stored, whose ids stay what they are; so are all readings but these."""
 OLD_READINGS = (
     *("adam_floor", "at_rest", "attention_entropy", "kurtosis", "layer_gradients", "layer_updates", "log_z"),

@@ -83,7 +83,7 @@ class Passes:
             losses.append(pack.learn(part, of_part, strike.at_taps(pack_step, rank), rank))
             strike.at_gradient(pack_step, rank)
             for clipper in pack.rank_clippers:
-                of_rank = global_norm(pack.gradients) / scale
+                of_rank = global_norm(pack.gradients) / pack.loss_scale.of_part(scale)
                 pack.acts.notice(clipper.part, clipper.clip(pack.gradients, of_rank, here), slice(None))
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)

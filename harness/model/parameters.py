@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.model.products import CACHE_LINE
-from harness.model.start import stored_start
+from harness.model.start import start_of, stored_start
 from harness.model.tensors import ScaledTensor
 
 ALIGNMENT = CACHE_LINE // 4  # elements, of at least four bytes each: see harness/model/products.py
@@ -148,7 +148,7 @@ def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, dev
                 _draw(view[r], seed, scaled.name, scaled.is_cut)
         view.mul_(scaled.std / TRUNCATED_STD if scaled.is_cut else scaled.std).add_(scaled.mean)
     flat = flat.to(device, dtype)
-    starts = [trial.model.start for trial in trials]
+    starts = [start_of(trial) for trial in trials]
     for given in {start for start in starts if start is not None}:
         tensors = stored_start(given, {scaled.name: scaled.shape for scaled in layout.tensors})
         for name, values in tensors.items():

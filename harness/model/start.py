@@ -1,12 +1,14 @@
 """Stored weights from which a trial starts (`model.start`), in place of drawn ones: a safetensors file of its tensors.
 
 It is what `keep=weights` leaves (harness/storage/last_weights.py): each tensor by its name, without the trial's axis.
-Optimizer, schedule and data begin at step 0.
+Optimizer, schedule and data begin at step 0. A results folder in place of a file means the weights that a trial of this
+model and seed, without a fault, has left there, so that each trial of a sweep goes on from its own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +18,53 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.config import ConfigError, Trial, shown
+from harness.config import NO_FAULT, ConfigError, Trial, shown
+from harness.storage.last_weights import FOLDER, configurations, weights_file
 
 ALLOWED = "a safetensors file of this model's tensors, as keep=weights leaves it"
+OF_FOLDER = "a folder in which keep=weights has left one trial of this model and seed without a fault, or a file"
+
+
+def start_of(trial: Trial) -> str | None:
+    """The file with whose weights a trial starts; None: with drawn ones. Raises ConfigError for a folder without it."""
+    given = trial.model.start
+    if given is None or not (folder := Path(os.path.expanduser(given))).is_dir():
+        return given
+    of_seeds = _left_in(folder, _newest(folder)).get(_model_of(trial.to_dict()), {})
+    known = [name for names in of_seeds.values() for name in names]
+    found = of_seeds.get(trial.seed, known if len(known) == 1 else [])
+    if len(found) == 1:
+        return str(weights_file(folder, found[0]))
+    if found:
+        why = f"holds several trials of this model with seed={trial.seed}: {', '.join(found[:3])}"
+    elif known:
+        seeds = ", ".join(map(str, sorted(of_seeds)[:10]))
+        why = f"holds weights of this model with seed={seeds}, and none with seed={trial.seed}"
+    else:
+        why = f"holds no weights of this model (model.width={trial.model.width}, model.depth={trial.model.depth}, ...)"
+    raise ConfigError(f"model.start={shown(given)}: {why}; allowed: {OF_FOLDER}")
+
+
+def _newest(folder: Path) -> int:
+    """A number that changes when weights come or go."""
+    place = folder / FOLDER
+    return place.stat().st_mtime_ns if place.is_dir() else 0
+
+
+@lru_cache(maxsize=8)
+def _left_in(folder: Path, newest: int) -> dict[str, dict[int, list[str]]]:
+    """Model -> seed -> ids of the trials without a fault whose weights are there."""
+    found: dict[str, dict[int, list[str]]] = {}
+    for name, config in configurations(folder).items():
+        if config.get("fault", {}).get("kind", NO_FAULT.kind) == NO_FAULT.kind:
+            found.setdefault(_model_of(config), {}).setdefault(config.get("seed", 0), []).append(name)
+    return found
+
+
+def _model_of(config: Mapping[str, Any]) -> str:
+    """What of a configuration says which model it is."""
+    model = {field: value for field, value in config.get("model", {}).items() if field != "start"}
+    return json.dumps([model, config.get("data", {}).get("vocabulary"), config.get("block")], sort_keys=True)
 
 
 def check_start(given: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -43,9 +89,9 @@ def stored_start(given: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 
 def start_digests(trials: Iterable[Trial]) -> dict[str, str]:
-    """`model.start` as given -> the SHA-256 of that file, for all that these trials name. Raises ConfigError."""
+    """File -> its SHA-256, of all with which these trials start. Raises ConfigError."""
     digests = {}
-    for given in dict.fromkeys(trial.model.start for trial in trials if trial.model.start is not None):
+    for given in dict.fromkeys(start for trial in trials if (start := start_of(trial)) is not None):
         with _readable(given) as path:
             stat = path.stat()
             digests[given] = _digest(path, stat.st_mtime_ns, stat.st_size)

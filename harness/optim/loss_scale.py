@@ -24,6 +24,12 @@ def refused(trial: Trial) -> Iterator[str]:
     if train.loss_scaling == "dynamic" and train.loss_scale < SMALLEST_SCALE:
         why = f"below {SMALLEST_SCALE}, where train.loss_scaling=dynamic gives up"
         yield f"train.loss_scale={train.loss_scale}: {why}; allowed: {SMALLEST_SCALE} to {LARGEST_SCALE}"
+    if train.loss_scale_per != "batch":
+        given = f"train.loss_scale_per={train.loss_scale_per}"
+        if train.loss_scaling == "none":
+            yield f"{given}: there is no scale; allowed: batch, or another train.loss_scaling"
+        elif train.parts == 1:
+            yield f"{given}: the batch has one part; allowed: batch, or more train.ranks or train.micro_batches"
 
 
 class LossScale:
@@ -35,6 +41,7 @@ class LossScale:
     def __init__(self, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device, state: State):
         scales = [1.0 if t.train.loss_scaling == "none" else t.train.loss_scale for t in trials]
         self._scale = state.add("loss_scale", torch.tensor(scales, dtype=dtype, device=device))
+        self._is_per_part = trials[0].train.loss_scale_per == "micro_batch"
         clean = torch.zeros(len(trials), dtype=torch.int64, device=device)
         self._clean = state.add("steps_without_overflow", clean)
 
@@ -58,9 +65,21 @@ class LossScale:
         return {} if self._kinds[row] == "none" else {"loss_scale": self.scale[row]}
 
     def unscale(self, gradients_RxP: Tensor) -> None:
-        """Divide each trial's gradients by its scale, in place; what is not finite stays so."""
-        if self.is_on:
-            gradients_RxP.mul_(self.scale.double().reciprocal().to(gradients_RxP.dtype)[:, None])
+        """Divide the gradients of a whole batch by each trial's scale, in place; what is not finite stays so."""
+        if self.is_on and not self._is_per_part:
+            self._divide(gradients_RxP)
+
+    def unscale_part(self, gradients_RxP: Tensor) -> None:
+        """The same for those of a micro-batch, before they are added, where that is asked for."""
+        if self.is_on and self._is_per_part:
+            self._divide(gradients_RxP)
+
+    def of_part(self, scale_R: Tensor) -> Tensor:
+        """What the gradients of a rank are multiplied by, [R], where that is the scale."""
+        return torch.ones_like(scale_R) if self._is_per_part else scale_R
+
+    def _divide(self, gradients_RxP: Tensor) -> None:
+        gradients_RxP.mul_(self.scale.double().reciprocal().to(gradients_RxP.dtype)[:, None])
 
     def adapt(self, finite: Tensor, active: Tensor) -> Tensor:
         """Halve or double the dynamic scales, from whether each trial's gradients are `finite`, [R].

@@ -88,6 +88,23 @@ def read_weights(out: Path, trial: str) -> tuple[Mapping[str, Any], dict[str, Te
         raise ConfigError(f"{file}: cannot be read ({error}); allowed: as a sweep has written it") from None
 
 
+def configurations(out: Path) -> dict[str, Mapping[str, Any]]:
+    """Trial -> its configuration, of all whose weights are there, whole or not. Raises ConfigError for a bad record."""
+    place, found = ResultsPath.at(out) / FOLDER, {}
+    for name in sorted(entry.name for entry in place.entries() if entry.name.endswith(REST) and _is_ours(entry.name)):
+        path = (place / name).path
+        try:
+            found[name.removesuffix(REST)] = sealed_record(read_bytes(path), WeightsRecord, path, since=("id",)).trial
+        except (OSError, Missing, Unreadable) as error:
+            raise ConfigError(f"{path}: cannot be read ({error}); allowed: as a sweep has written it") from None
+    return found
+
+
+def weights_file(out: Path, trial: str) -> Path:
+    """Where the tensors of the trial with that id lie, if they are there."""
+    return out / FOLDER / f"{trial}{TENSORS}"
+
+
 def remove_weights(folder: ResultsPath, trial: str) -> None:
     """Take a trial's weights away, if there are any."""
     for end in (REST, TENSORS):

@@ -231,7 +231,7 @@ class Pack:
 
     def state(self, row: int) -> Mapping[str, Tensor]:
         """Views of one trial's weights by name, and of what its optimizer keeps, as `moment_1:name`."""
-        flats = {"": self.weights, **{f"{name}:": self.optimizer.slot(name) for name in self.optimizer.slots}}
+        flats = {"": self.weights} | {f"{name}:": self.optimizer.slot(name) for name in self.optimizer.slots}
         return Views(self.layout, {prefix: flat[row : row + 1] for prefix, flat in flats.items()})
 
     def what_trains(
@@ -239,8 +239,7 @@ class Pack:
     ) -> tuple[Tensor, Tensor | None]:
         """A batch of the loader as it trains at these steps, [R, b, ...], at the sizes of step `size`.
 
-        With it comes the weight of each sequence, [R, b]; None: all count alike. `here` are the rows that train in this
-        pass, [R]; None: all that are not frozen.
+        With it comes the weight of each sequence, [R, b]; None: all alike. `here` [R] train; None: all but frozen rows.
         """
         size = (steps if isinstance(steps, int) else min(steps)) if size is None else size
         here = self.active if here is None else here
@@ -299,6 +298,7 @@ class Pack:
             loss = self.loss(batch_RxBxT1[rows], None if weights_RxB is None else weights_RxB[rows], rows)
             loss.backward(self.loss_scale.scale[rows])
             losses.append(loss.detach())
+        self.loss_scale.unscale_part(self.gradients)
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     def can_step(self, norm_R: Tensor) -> Tensor:

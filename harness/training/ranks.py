@@ -6,8 +6,8 @@ own are in harness/training/distributed.py; what the loop asks of either is here
 
 Gradients are added as they are, times the loss scale, and unscaled once, after the mean: per whole batch, as
 torch.amp.GradScaler asks for where gradients are accumulated. An overflow in one rank costs the trial the whole step,
-and all ranks of a step have one scale. Per micro-batch, sums would be of unscaled gradients, which a narrow format of
-the running sum loses.
+and all ranks of a step have one scale. With `train.loss_scale_per=micro_batch` sums are of unscaled gradients, which a
+narrow format of the running sum loses.
 """
 
 from __future__ import annotations

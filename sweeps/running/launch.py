@@ -21,7 +21,7 @@ from harness.data.corpus import check_data
 from harness.model.branches import branches_of
 from harness.model.precision import pick_device
 from harness.model.scaling import tensor_table
-from harness.model.start import check_start, start_digests
+from harness.model.start import check_start, start_digests, start_of
 from harness.storage.last_weights import has_weights
 from harness.storage.progress_files import read_asked, write_plan
 from harness.storage.records import Unreadable
@@ -248,10 +248,13 @@ def _checked(trials: Sequence[Trial], run: RunSettings) -> tuple[str, int, list[
     for data, context in _corpora(trials):
         with problems.collect():
             left_out.append(check_data(data, context))
-    for trial in {(t.structure, t.model.start): t for t in trials if t.model.start is not None}.values():
+    starting = {
+        (trial.structure, trial.model.start, trial.seed): trial for trial in trials if trial.model.start is not None
+    }
+    for trial in starting.values():
         table = tensor_table(trial.model, trial.data.vocabulary, branches=branches_of(trial))
         with problems.collect():
-            check_start(str(trial.model.start), {scaled.name: scaled.shape for scaled in table})
+            check_start(str(start_of(trial)), {scaled.name: scaled.shape for scaled in table})
     problems.check()
     return device, processes, sorted({line for line in left_out if line})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,6 +18,7 @@ from injectors.value import Value
 from tests.sweeps import command
 
 TINY = command.tiny("train.steps=4", "out=out")
+BEGIN = "initial_validation_loss"
 
 
 def shapes_of(trial: Trial) -> dict[str, tuple[int, ...]]:
@@ -95,6 +97,71 @@ def test_from_what_a_sweep_has_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     save_file(load_file(file) | {"head": torch.zeros(32, 16)}, file)
     (refused,) = command.refused(tmp_path / "again", *line, "seed=0,1")
     assert "model.start=" in refused and "another file of that name" in refused
+
+
+def losses(out: str, name: str, **where: str) -> dict[tuple[int, int], float]:
+    """Width and seed -> a loss of the trials of which that holds."""
+    sweep = open_sweep(out)
+    kept = np.logical_and.reduce([sweep[key].values == value for key, value in where.items()])
+    part = sweep.isel(trial=np.flatnonzero(kept))
+    places = zip(part["width"].values.tolist(), part["seed"].values.tolist(), strict=True)
+    return dict(zip(places, part[name].values.tolist(), strict=True))
+
+
+def test_from_a_folder_each_trial_goes_on_from_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages: of each width and seed the weights that the first has left, whatever the second varies beside."""
+    monkeypatch.chdir(tmp_path)
+    sizes = ["model.width=8,16", "seed=0,1", "train.steps=4"]
+    assert (
+        command.call(
+            *command.tiny(*sizes, "out=first", "keep=weights", "fault=none,weight_bit", "fault.start=2")
+        ).status
+        == 0
+    )
+    line = command.tiny(*sizes, "out=second", "model.start=null,first", "optim.lr=1e-3,1e-2")
+    ended = command.call(*line)
+    assert ended.status == 0, ended.err
+    ends, begins = losses("first", "final_validation_loss", fault="none"), losses("second", BEGIN, start="first")
+    assert ends.keys() == begins.keys() and len(ends) == 4 == len(set(ends.values()))
+    assert all(begins[place] == pytest.approx(loss, rel=1e-6) for place, loss in ends.items())
+    assert losses("second", BEGIN, start="none") == losses("first", BEGIN, fault="none")
+    assert "0 to train" in command.call(*line, "plan=true").out, "its trials are known again"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["seed=2"], "holds weights of this model with seed=0, 1, and none with seed=2"),
+        (["model.width=8"], "holds no weights of this model (model.width=8, model.depth=1, ...)"),
+        (["model.attention_cap=50"], "holds no weights of this model"),
+        (["model.start=twice"], "holds several trials of this model with seed=0: "),
+        (["model.start=second"], "holds no weights of this model"),
+    ],
+)
+def test_a_folder_without_its_weights_is_refused(
+    words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ("train.steps=2", "model.width=16")
+    assert command.call(*command.tiny(*short, "seed=0,1", "keep=weights", "out=first")).status == 0
+    assert command.call(*command.tiny(*short, "optim.lr=1e-3,1e-2", "keep=weights", "out=twice")).status == 0
+    assert command.call(*command.tiny(*short, "out=second")).status == 0
+    given = [] if any("model.start" in word for word in words) else ["model.start=first"]
+    (refused,) = command.refused(tmp_path, *command.tiny("train.steps=2", "out=third", *given, *words))
+    assert f"{(given or words)[0]}: {why}" in refused
+    assert refused.endswith(
+        "; allowed: a folder in which keep=weights has left one trial of this model and seed without a fault, or a file"
+    )
+
+
+def test_of_a_folder_with_one_trial_it_is_the_start_of_every_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.call(*command.tiny("train.steps=2", "keep=weights", "out=first")).status == 0
+    assert command.call(*command.tiny("train.steps=2", "seed=5,6", "model.start=first", "out=second")).status == 0
+    begins = open_sweep("second")[BEGIN].values
+    assert begins[0] == begins[1] == pytest.approx(open_sweep("first")["final_validation_loss"].values[0], rel=1e-6)
 
 
 def test_going_on_where_little_is_left_to_learn_is_no_divergence(
