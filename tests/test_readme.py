@@ -119,8 +119,9 @@ def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path, capsys:
 def test_a_second_stage_starts_from_the_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (second,) = (line for line in SWEEPS if "model.start=" in line)
     (first,) = (line for line in SWEEPS if "keep=weights" in line and "out=results/pretrained" in line)
-    assert "trained 6 of 6 trials" in command(first, home, capsys, *QUICK)
-    assert "trained 48 of 48 trials" in command(second, home, capsys, *QUICK)
+    quick = [word for word in QUICK if not word.startswith("fault.")]
+    assert "trained 6 of 6 trials" in command(first, home, capsys, *quick)
+    assert "trained 48 of 48 trials" in command(second, home, capsys, *quick)
 
 
 def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,8 +129,12 @@ class Model:
     # Initialisation and parametrisation
     init: str = choice(STRUCTURAL, "standard", "sizes of the initial weights", table="harness.model.scaling:INITS")
     init_std: float = number(STRUCTURAL, 0.02, "size of initial weights, for init normal and gpt2", above=0)
-    start: str | None = anything(PER_TRIAL, None, "file of the initial weights, as of keep=weights, or a results folder that has one of this model and seed; null: "
-        "drawn ones")
+    start: str | None = anything(
+        PER_TRIAL,
+        None,
+        "file of the initial weights, as of keep=weights, or a results folder that has those of this model and seed; "
+        "null: drawn ones",
+    )
     embedding_scale: str = choice(
         STRUCTURAL, "none", "factor on the embedding; sqrt_width: sqrt(width)", "none", "sqrt_width"
     )
