@@ -157,6 +157,17 @@ def test_the_margins_of_the_guide_are_told(home: Path, capsys: pytest.CaptureFix
     assert (home / "margins.png").exists()
 
 
+def test_laws_over_sizes_are_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = (line for line in SWEEPS if "out=results/scales" in line)
+    quick = [word for word in QUICK if not word.startswith("fault.")]
+    assert "trained 160 of 160 trials" in command(line, home, capsys, *quick)
+    told = commands(PAGES, "scaling")
+    for line in told:
+        if "stable_rate" not in line:  # after eight steps every rate is stable, or none
+            assert "mitigation" in command(line, home, capsys) or "qk_norm" in line
+    assert (home / "loss.png").exists() and len(told) == 3
+
+
 def test_what_measures_cost_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = (line for line in SWEEPS if "out=results/tax" in line)
     often = [word for word in QUICK if "validate_every" not in word]
@@ -169,7 +180,7 @@ def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
     assert {line.split()[1] for line in commands(PAGES)} == {
         *("sweep", "watch", "report", "campaign", "status", "cancel", "export", "incidents"),
-        *("figure", "retry", "merge", "remove", "verify", "extend", "compare", "claims", "margins", "tax"),
+        *("figure", "retry", "merge", "remove", "verify", "extend", "compare", "claims", "margins", "tax", "scaling"),
     }
     plain = [text for file in FILES for text in blocks("", str(file.relative_to(ROOT)))]
     others = [line for text in plain for line in text.splitlines() if line not in commands(PAGES)]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from analysis.measures.mitigated_faults import largest_deviation
 from analysis.measures.outcomes import IDLE, MASKED, UNJUDGED, outcomes_and_notes
+from analysis.measures.scaling import vertex
+from harness.config import Trial
 from harness.objectives.outcome import TRAINED
+from injectors.batch import BatchFault
 from sweeps.claims.summaries import FORMS, SignalSummary, summary_of
 from sweeps.compose.places import unknown_option
 
+AFTERMATH = "aftermath"
 LEAST_DEVIATION = 1e-3  # nat/token: what is smaller counts as so much, for a ratio of nothing says nothing
 
 
@@ -107,20 +113,12 @@ def _best_rate(table: pd.DataFrame) -> pd.DataFrame:
     for seed, loss in zip(losses.index, losses.to_numpy(), strict=True):
         best = int(loss.argmin())
         if 0 < best < len(loss) - 1:
-            found.loc[seed] = _vertex(rates[best - 1 : best + 2], loss[best - 1 : best + 2])
+            found.loc[seed] = vertex(rates[best - 1 : best + 2], loss[best - 1 : best + 2])
         elif best and len(loss) > 1:
             found.loc[seed, "low"] = rates[-2]
         elif len(loss) > 1:
             found.loc[seed, "high"] = rates[1]
     return found
-
-
-def _vertex(x: np.ndarray, y: np.ndarray) -> float:
-    """Of the parabola through three points, the middle one of which is no higher than the others."""
-    left, right = (y[0] - y[1]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
-    if not left + right:
-        return float(x[1])
-    return float((x[0] + x[1]) / 2 + (x[2] - x[0]) / 2 * left / (left + right))
 
 
 def _lost(table: pd.DataFrame) -> pd.Series:
@@ -136,9 +134,9 @@ def _nonfinite(table: pd.DataFrame) -> pd.Series:
     return _by_seed(table, table["nonfinite_step"].notna().astype(float))
 
 
-def _deviation(table: pd.DataFrame) -> pd.DataFrame:
+def _deviation(table: pd.DataFrame, column: str = "deviation_max") -> pd.DataFrame:
     """Mean logarithm of the largest deviation of the loss from golden; open above where a trial became non-finite."""
-    least = np.log(np.maximum(table["deviation_max"].fillna(0.0), LEAST_DEVIATION))
+    least = np.log(np.maximum(table[column].fillna(0.0), LEAST_DEVIATION))
     most = least.mask(table["nonfinite_step"].notna(), np.inf)
     is_known = table["fault_outcome"].ne(UNJUDGED)
     low, high = (_by_seed(table, values.where(is_known)) for values in (least, most))
@@ -163,6 +161,7 @@ METRICS = {
     "lost": SeedMetric("share", _measured(_lost)),
     "nonfinite": SeedMetric("share", _measured(_nonfinite)),
     "deviation": SeedMetric("ratio", _deviation, is_ratio=True, is_of_faults=True),
+    "aftermath": SeedMetric("ratio", partial(_deviation, column=AFTERMATH), is_ratio=True, is_of_faults=True),
     "harmed": SeedMetric("share", _measured(_harmed), is_of_faults=True, version=2),
 }
 """By name: what is compared between two arms, seed by seed."""
@@ -201,4 +200,11 @@ def with_outcomes(sweep: xr.Dataset, metrics: list[SeedMetric]) -> xr.Dataset:
     if not any(metric.is_of_faults for metric in metrics):
         return sweep
     found, _ = outcomes_and_notes(sweep)
-    return found
+    return found.assign_coords({AFTERMATH: ("trial", largest_deviation(found))})
+
+
+def poisoned_reason(name: str, trials: Sequence[Trial]) -> str:
+    """Why a metric says nothing about the models of these trials; empty if it does."""
+    if name != "deviation" or not any(isinstance(trial.fault, BatchFault) for trial in trials):
+        return ""
+    return "deviation: is that of the loss on a poisoned batch, which says nothing about the model; allowed: aftermath"

@@ -25,7 +25,7 @@ from harness.storage.json_seal import sealed_json, sealed_record
 from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import PackInfo
-from sweeps.claims.measured import SeedMetric, metric_of, per_doubling, with_outcomes
+from sweeps.claims.measured import SeedMetric, metric_of, per_doubling, poisoned_reason, with_outcomes
 from sweeps.claims.registered import FIRST_SEED, RegisteredClaim, TrialTest
 from sweeps.claims.registration import REGISTERED, Registration
 from sweeps.claims.verdicts import NOT_HERE, JudgedEffect, interval, judge, together
@@ -134,8 +134,8 @@ def _check_arms(test: TrialTest, trials: Sequence[Trial]) -> None:
         problems.reasons |= dict.fromkeys(_against_slope(test, planned))
     control = test.control.metric
     for key, text, arm in (("metric", test.metric, of | against), ("control.metric", control, seen or against or of)):
-        summary = metric_of(text).summary if arm else None
-        if summary and (why := summary.unmeasured_reason([trial for trial in trials if trial.id in arm])):
+        summary, of_arm = metric_of(text).summary if arm else None, [trial for trial in trials if trial.id in arm]
+        if (summary and (why := summary.unmeasured_reason(of_arm))) or (why := poisoned_reason(text, of_arm)):
             problems.reasons[f"{key}={why}"] = None
     problems.check()
 

@@ -14,10 +14,11 @@ import analysis
 from harness.config import ConfigError
 from sweeps.claims import trained
 from sweeps.claims.findings import FIRST, LAST, write_findings
-from sweeps.claims.measured import METRICS, metric_of
+from sweeps.claims.measured import AFTERMATH, METRICS, metric_of, with_outcomes
 from sweeps.claims.registered import claims
 from sweeps.claims.trained import trials_of
 from sweeps.claims.verdicts import CONFIRMED, NOT_HERE, REFUTED
+from tests.analysis.mitigated import Study, of_faults
 from tests.sweeps import command
 from tests.sweeps.test_claims_by_trials import MINE, ONE, TINY, call, own
 
@@ -171,6 +172,35 @@ def test_numbers_of_faults() -> None:
     found = METRICS["deviation"].bounds(table)
     assert found.loc[1].tolist() == pytest.approx([np.log(1e-3) / 2] * 2), "nothing counts as a thousandth of a nat"
     assert found.loc[2, "low"] == pytest.approx((np.log(1e-3) + np.log(4)) / 2) and found.loc[2, "high"] == np.inf
+    pd.testing.assert_frame_equal(
+        METRICS["aftermath"].bounds(table.rename(columns={"deviation_max": AFTERMATH})), found
+    )
+
+
+def test_the_loss_on_a_poisoned_batch_is_no_part_of_its_aftermath(tmp_path: Path) -> None:
+    """It rises by 6 nat there, and by 0.5 on the batches after it; of a flipped weight every step counts."""
+    study = Study(tmp_path / "out")
+    rises = {0: 6.0, 1: 6.0, 2: 6.0, 3: 0.5, 4: 0.2}
+    study.write(of_faults(lambda trial: rises), ("none",), [study.poison(3), study.flip()], rates=(1e-2,), seeds=(0,))
+    found = with_outcomes(study.sweep, [METRICS["aftermath"]])
+    by_fault = dict(zip(found["fault"].values.tolist(), found[AFTERMATH].values.tolist(), strict=True))
+    assert (by_fault["rare_tokens"], by_fault["weight_bit"]) == pytest.approx((0.5, 6.0))
+    assert by_fault["none"] != by_fault["none"]
+
+
+@pytest.mark.parametrize(("fault", "is_poison"), [("random_tokens", True), ("weight_bit", False)])
+def test_of_poisoned_batches_there_is_no_deviation(fault: str, is_poison: bool, tmp_path: Path) -> None:
+    changes = {"of": {"fault": fault}, "against": None, "claimed": "below", "threshold": 2.0, "unit": "ratio"}
+    words = [*TINY, f"fault=last_bit,{fault}", "fault.start=2"]
+    for metric in ("deviation", "aftermath"):
+        claim = claims(own(tmp_path, **changes, sweep=words, metric=metric))["mine"]
+        if is_poison and metric == "deviation":
+            with pytest.raises(
+                ConfigError, match="metric=deviation: is that of the loss on a poisoned batch, .* aftermath"
+            ):
+                trials_of(claim)
+        else:
+            assert trials_of(claim)
 
 
 # --- files -------------------------------------------------------------------------------------------------------
