@@ -44,7 +44,9 @@ def told_scaling(
     except ConfigError as error:
         raise ConfigError(*(f"out={out}: {reason}" for reason in error.reasons)) from None
     if not found:
-        why = f"no arm has {metric} within the rates that were tried at {FEWEST} values of {against}, and at all of them"
+        why = (
+            f"no arm has {metric} within the rates that were tried at {FEWEST} values of {against}, and at all of them"
+        )
         raise ConfigError(f"out={out}: {why}; allowed: a sweep over more of them, or over more rates")
     lines = table_lines(pd.DataFrame([_row(one, sizes) for one in found]))
     if figure is not None:

@@ -53,6 +53,7 @@ class GPT:
         self._streams = Streams()
         self._vectors = vectors
         self.explicit_attention = config.explicit_attention
+        self._beside: list[Tensor] = []  # losses of the last pass beside that of its logits
         self.first_sequence = 0  # number within the batch of the first sequence of the next pass
         self._head = "embedding" if config.tied_head else "head"
         self._placements = [placement_of(config, block) for block in range(config.depth)]
@@ -100,11 +101,19 @@ class GPT:
         for i in range(self.config.depth):
             block = self._checkpointed_block if self.checkpointing else self._block
             x = tools.taps(f"blocks.{i}.residual", block(tools, i, x, context))
+        self._beside = list(tools.losses)
         x = tools.norm("final_norm", tools.taps.copied("head.input", x))
         logits = tools.linear(x, self._head).to(self._root.dtype)
         multiplier, cap = output_multiplier(self.config), tools.switched("output_cap", 3)
         logits = logits if multiplier == 1 else logits * multiplier
         return tools.taps("logits", logits if cap is None else soft_cap(logits, cap))
+
+    def with_own_losses(self, loss_r: Tensor) -> Tensor:
+        """The loss of the last pass, [r], with what its branches want to be differentiated too."""
+        beside, self._beside = self._beside, []
+        for loss in beside:
+            loss_r = loss_r + loss
+        return loss_r
 
     def _embedding(self, tools: Tools, tokens_RxBxT: Tensor) -> Tensor:
         trials, _, context = tokens_RxBxT.shape

@@ -40,7 +40,7 @@ class Tools:
     """The same for all parts of a model, in one pass: that of the rows of `part`, `at` their steps, [r].
 
     `sequences` are the numbers of its sequences in the batch. `vectors` are there where hidden matrices are
-    reparametrised. `notices` are told what acted: a key, where [r], and in which rows.
+    reparametrised. `notices` are told what acted: a key, where [r], and in which rows. `losses` are added to the loss.
     """
 
     config: Model
@@ -53,6 +53,11 @@ class Tools:
     streams: Streams
     sequences: range
     taps: RowTaps
+    losses: list[Tensor] = field(default_factory=list)
+
+    def lose(self, loss_r: Tensor) -> None:
+        """This is differentiated beside the loss, [r], and is no part of what is reported."""
+        self.losses.append(loss_r)
 
     def notice(self, part: str, acted_r: Tensor) -> None:
         """Something acted in this pass in these rows of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from harness.config import Fault, Trial
 from harness.faults.fault import fault_types
+from harness.model.branches import branches_of
+from harness.model.outline import model_tensors
 from harness.objectives.outcome import NON_FINITE
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
@@ -32,8 +34,9 @@ ODD = {"width": 24, "head_dim": 8, "context": 17, "batch": 3, "feedforward": 41,
 ODD |= {"steps": 2, "validate_every": 2}
 ODD_FUSED = {**ODD, "context": 33}  # with 17 torch's kernel rounds otherwise in a second thread
 SMALL = {"width": 16, "head_dim": 8, "context": 8, "vocabulary": 64, "steps": 7}
+UP = "blocks.0.feedforward.up"
 STRIKES: list[dict[str, Any]] = [  # of the golden trials 0, 1, ..
-    {"kind": "value", "start": 3, "tensor": "blocks.0.feedforward.up", "element": 0, "bit": 23},
+    {"kind": "value", "start": 3, "tensor": UP, "element": 0, "bit": 23},
     # It leaves all that remembers gradients another.
     {
         **{"kind": "value", "start": 5, "value": 100.0, "tensor": "embedding", "model": "scale"},
@@ -45,10 +48,10 @@ STRIKES: list[dict[str, Any]] = [  # of the golden trials 0, 1, ..
 ]
 SCALED, IDLE = GOLDEN + 1, GOLDEN + 3
 RUINS = [
-    Change(Site.WEIGHT, range(4, 5), fill_first("blocks.0.feedforward.up", math.nan)),
+    Change(Site.WEIGHT, range(4, 5), fill_first(UP, math.nan)),
     Change(Site.WEIGHT, range(3, 4), lambda tensors: [x.fill_(3e38) for x in tensors.values()]),
     Change(Site.REDUCED_GRADIENT, range(4, 5), fill_first("embedding", math.nan)),
-    Change(Site.REDUCED_GRADIENT, range(5, 6), fill_first("blocks.0.feedforward.up", -math.inf)),
+    Change(Site.REDUCED_GRADIENT, range(5, 6), fill_first(UP, -math.inf)),
     Change(Site.REDUCED_GRADIENT, range(4, 5), lambda tensors: [x.mul_(1e6) for x in tensors.values()]),
 ]
 
@@ -133,7 +136,8 @@ class SettingPromises(Promises):
         trials, golden = self.family, self.trials()
         beside = [each for pair in zip(golden, reversed(golden), strict=True) for each in pair] + trials[GOLDEN:]
         beside = [replace(each, train=replace(each.train, checkpointing=not telemetry)) for each in beside]
-        strikes = {2 * number + 1: ruin for number, ruin in enumerate(RUINS)}
+        ruins = [Change(each.site, each.steps, self._elsewhere(each.change)) for each in RUINS]
+        strikes = {2 * number + 1: ruin for number, ruin in enumerate(ruins)}
         ruined = engine.run(beside, strikes, roughen, BLOCK, telemetry=telemetry, detection=detection)
         places = {n: 2 * n if n < GOLDEN else GOLDEN + n for n in range(len(trials))}
         engine.assert_same_trials(self.full, ruined, places, None if telemetry else ["loss", "weights"])
@@ -145,7 +149,7 @@ class SettingPromises(Promises):
         assert ruined.result.nonfinite_step[1] == (4 if detection else None)
         assert not detection or ruined.result.outcome[1] == ruined.result.outcome[3] == NON_FINITE
         blamed = ruined.result.provenance[1]
-        assert not detection or (blamed is not None and blamed["blamed"] == "blocks.0.feedforward.up")
+        assert not detection or (blamed is not None and blamed["blamed"] == self._up)
 
     # --- what is trained ----------------------------------------------------------------------------------------
 
@@ -154,10 +158,24 @@ class SettingPromises(Promises):
         return engine.different(GOLDEN, **{"warmup": 1, **SMALL, **shape, **self._fields})
 
     @cached_property
+    def _up(self) -> str:
+        """A matrix that stands where `UP` does, in a block without that one."""
+        trial = self.trials()[0]
+        names = [tensor.name for tensor in model_tensors(trial.model, trial.data.vocabulary, branches_of(trial))]
+        return UP if UP in names else next(name for name in names if name.startswith("blocks.0.") and ".up" in name)
+
+    def _elsewhere(self, change: Callable[[Mapping[str, Tensor]], object]) -> Callable[[Mapping[str, Tensor]], object]:
+        """The change, to which that matrix has the usual one's name."""
+        if self._up == UP:
+            return change
+        return lambda tensors: change({UP if name == self._up else name: x for name, x in tensors.items()})
+
+    @cached_property
     def family(self) -> list[Trial]:
         """Five golden trials, and four of them with a fault."""
         golden = self.trials()
-        return [*golden, *(replace(trial, fault=fault) for trial, fault in zip(golden, _faults(), strict=False))]
+        struck = zip(golden, _faults(self._up), strict=False)
+        return [*golden, *(replace(trial, fault=fault) for trial, fault in struck)]
 
     @cached_property
     def full(self) -> engine.Run:
@@ -166,9 +184,10 @@ class SettingPromises(Promises):
 
 
 @cache
-def _faults() -> list[Fault]:
+def _faults(up: str) -> list[Fault]:
     types: Mapping[str, Any] = fault_types()
-    return [types[fields["kind"]](**{"name": fields["kind"], **fields}) for fields in STRIKES]
+    strikes = ({**fields, "tensor": up} if fields.get("tensor") == UP else fields for fields in STRIKES)
+    return [types[fields["kind"]](**{"name": fields["kind"], **fields}) for fields in strikes]
 
 
 @dataclass

@@ -296,7 +296,7 @@ class Pack:
         losses = []
         for rows in self.parts:
             loss = self.loss(batch_RxBxT1[rows], None if weights_RxB is None else weights_RxB[rows], rows)
-            loss.backward(self.loss_scale.scale[rows])
+            self.model.with_own_losses(loss).backward(self.loss_scale.scale[rows])
             losses.append(loss.detach())
         self.loss_scale.unscale_part(self.gradients)
         return losses[0] if len(losses) == 1 else torch.cat(losses)

@@ -38,7 +38,7 @@ SHORT = {  # so that all of them have something to say in sixty steps
     "entropy_collapse": {"window": 4, "fall": 1.005},
     "qk_rank": {"window": 4, "fall": 1.05},
 }
-WATCHING = sorted(set(DETECTORS) - {"expert_share"})  # that no model here has
+WATCHING = sorted(set(DETECTORS) - {"expert_share"})  # which wants experts
 READ = [f"signals.{READ_BY[signal]}={every}" for signal, every in {"qk_rank": 3, "activation_kurtosis": 2}.items()]
 READ += [
     "signals.attention_entropy=3",
@@ -133,7 +133,7 @@ def test_a_trial_that_is_not_watched_keeps_its_id() -> None:
         (["detect=gain_peers"], "detect=gain_peers: it compares ranks, and train.ranks=1; allowed: train.ranks >= 3"),
         (
             ["detect=expert_share"],
-            "detect=expert_share: no part of this model gives the signal expert_share; allowed: ",
+            "detect=expert_share: it watches expert_share, and this model has no blocks.0.moe.logits; allowed: ",
         ),
         (
             ["detect=moment_bound", "optim.name=sgd"],

@@ -30,7 +30,9 @@ def refused(trial: Trial) -> Iterator[str]:
             yield f"block.{place}={kind}: stands in block.token_mixer already; allowed: another kind"
     for kind in (kind for kind in BRANCHES if kind not in places.values()):
         where = " and ".join(f"block.{place}={kind}" for place, kind in places.items())
-        read = {"model": BRANCHES[kind].fields, **({kind: vars(trial.section(kind))} if kind in sections() else {})}
+        others = {name for place in places.values() for name in BRANCHES[place].fields}
+        own = [name for name in BRANCHES[kind].fields if name not in others]
+        read = {"model": own, **({kind: vars(trial.section(kind))} if kind in sections() else {})}
         for section, names in read.items():
             values = trial.section(section)
             for name in names:

@@ -1,0 +1,240 @@
+"""A mixture of experts in the place of the feed-forward part; its arithmetic is in harness/model/routing.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from harness.config import PER_TRIAL, STRUCTURAL, Trial, choice, number, shown
+from harness.model.branches.base import Branch
+from harness.model.branches.feedforward import SWIGLU_CLAMP, feedforward_size
+from harness.model.layers import ACTIVATIONS, Activation, clamp_swiglu, is_beyond, linear
+from harness.model.precision import Precision
+from harness.model.routing import (
+    GATES,
+    ExpertSlots,
+    balance_loss,
+    chosen,
+    combined,
+    dispatched,
+    expert_linear,
+    picked,
+    renormalised,
+    router_z_loss,
+)
+from harness.model.tensors import Kind, ModelTensor
+from harness.model.tools import Tools
+
+MOST = 256  # experts
+LOSSES = ("balance", "balance_sequence", "router_z")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The section `moe` of the recipe."""
+
+    experts: int = number(STRUCTURAL, 4, "experts that the router chooses among", low=1, high=MOST)
+    top: int = number(STRUCTURAL, 2, "experts that each token goes to", low=1, high=MOST)
+    shared: int = number(STRUCTURAL, 0, "experts beside them that every token goes to", low=0, high=MOST)
+    hidden: int | None = number(
+        STRUCTURAL,
+        None,
+        "hidden size of an expert; null: so that those of one token have as much as the dense part",
+        low=1,
+        high=2**20,
+    )
+    gate: str = choice(STRUCTURAL, "softmax", "scores of router logits", table="harness.model.routing:GATES")
+    weights: str = choice(
+        STRUCTURAL,
+        "renormalised",
+        "weights of the chosen experts: their scores over the sum of these, or as they are",
+        "renormalised",
+        "plain",
+    )
+    scale: float = number(PER_TRIAL, 1.0, "factor on the weights", above=0)
+    groups: int = number(STRUCTURAL, 1, "groups of experts, of which the best are looked at", low=1, high=MOST)
+    groups_kept: int = number(STRUCTURAL, 1, "groups that are looked at", low=1, high=MOST)
+    router_precision: str = choice(
+        STRUCTURAL, "fp32", "format of the router's product: that of the weights, or of products", "fp32", "products"
+    )
+    gate_alpha: float = number(
+        STRUCTURAL, 1.0, "a of g sigmoid(a g), the non-linearity of a gate; gpt-oss: 1.702", above=0
+    )
+    up_offset: float = number(STRUCTURAL, 0.0, "what is added to the linear part of a gated expert; gpt-oss: 1")
+    balance: float = number(PER_TRIAL, 0.01, "weight of the balance loss over the batch", low=0)
+    balance_sequence: float = number(PER_TRIAL, 0.0, "weight of the balance loss within each sequence", low=0)
+    router_z: float = number(PER_TRIAL, 0.0, "weight of the mean squared log-sum-exp of router logits", low=0)
+
+
+@dataclass(frozen=True)
+class Moe(Branch):
+    """Each token through a few of many small feed-forward parts, which a router chooses (arXiv 1701.06538, 2101.03961).
+
+    Each expert is three matrices of its own, `blocks.0.moe.gate.3` and so on, so that an address names it. Losses of
+    the router are differentiated, and no part of the loss that is reported.
+    """
+
+    fields: ClassVar = ("feedforward", "expansion", "activation", "swiglu_clamp", "feedforward_norm")
+
+    @property
+    def is_normed(self) -> bool:
+        return self.model.feedforward_norm
+
+    @property
+    def activation(self) -> Activation:
+        return ACTIVATIONS[self.model.activation]
+
+    @property
+    def hidden(self) -> int:
+        """Of one expert."""
+        o: Options = self.options
+        return o.hidden or max(1, feedforward_size(self.model) // (o.top + o.shared))
+
+    @property
+    def _inner(self) -> tuple[str, ...]:
+        return ("gate", "up") if self.activation.gated else ("up",)
+
+    def tensors(self) -> Iterator[ModelTensor]:
+        d, hidden, o = self.model.width, self.hidden, self.options
+        yield ModelTensor("router", (o.experts, d), Kind.HIDDEN)
+        for name in self._inner:
+            for expert in range(o.experts):
+                yield ModelTensor(f"{name}.{expert}", (hidden, d), Kind.HIDDEN, stacked=expert > 0)
+        for expert in range(o.experts):
+            yield ModelTensor(f"down.{expert}", (d, hidden), Kind.RESIDUAL, stacked=expert > 0)
+        if o.shared:
+            wide, is_gated = o.shared * hidden, self.activation.gated
+            for name in self._inner:
+                yield ModelTensor(f"shared.{name}", (wide, d), Kind.HIDDEN, stacked=name == "up" and is_gated)
+            yield ModelTensor("shared.down", (d, o.shared * hidden), Kind.RESIDUAL)
+
+    def taps(self, sequences: int) -> Mapping[str, tuple[int, ...]]:
+        tokens, o = sequences * self.model.context, self.options
+        shapes = {"logits": (tokens, o.experts), "weights": (tokens, o.top)}
+        return shapes | {"output": (tokens, self.model.width)}
+
+    def kept(self) -> int:
+        c = self.model
+        o: Options = self.options
+        gated = 4 + 2 * (c.swiglu_clamp is not None)
+        inside = gated if self.activation.gated else 2
+        slots = o.experts * (c.width + inside * self.hidden)
+        shared = o.shared * inside * self.hidden
+        return c.width + slots + shared + o.top * c.width + 4 * o.experts
+
+    def refused(self, trial: Trial) -> Iterator[str]:
+        c, o = trial.model, self.options
+        if o.top > o.experts:
+            yield f"moe.top={o.top}: more than moe.experts={o.experts}; allowed: 1 to {o.experts}"
+        if o.experts % o.groups:
+            yield f"moe.groups={o.groups}: does not divide moe.experts={o.experts}; allowed: a divisor of it"
+        elif o.groups > 1 and o.experts // o.groups < 2:
+            yield f"moe.groups={o.groups}: a group needs two experts; allowed: at most {o.experts // 2}"
+        if o.groups_kept > o.groups:
+            yield f"moe.groups_kept={o.groups_kept}: more than moe.groups={o.groups}; allowed: 1 to {o.groups}"
+        elif o.top > (most := o.groups_kept * o.experts // o.groups):
+            why = f"more than the {most} experts of moe.groups_kept={o.groups_kept}"
+            yield f"moe.top={o.top}: {why}; allowed: 1 to {most}"
+        if c.swiglu_clamp is not None and not self.activation.gated:
+            yield f"model.swiglu_clamp={c.swiglu_clamp}: model.activation={c.activation} has no gate; allowed: null"
+        for field, off in (("gate_alpha", 1.0), ("up_offset", 0.0)):
+            if (value := getattr(o, field)) != off and not self.activation.gated:
+                yield f"moe.{field}={value}: model.activation={c.activation} has no gate; allowed: {off}"
+        given = {
+            "model.parametrization": (c.parametrization, c.parametrization == "standard", "standard"),
+            "model.sigma_reparam": (shown(c.sigma_reparam), not c.sigma_reparam, "false"),
+            "model.init": (c.init, c.init != "fixup", "another init"),
+        }
+        for key, (value, is_known, allowed) in given.items():
+            if not is_known:
+                yield f"{key}={value}: is not known for experts and their router; allowed: {allowed}"
+
+    def parts(self, trial: Trial) -> Iterator[str]:
+        if trial.model.swiglu_clamp is not None:
+            yield SWIGLU_CLAMP
+
+    def __call__(self, tools: Tools, name: str, x_RxNxD: Tensor, context: int) -> Tensor:
+        o = self.options
+        scores, choice, weights = self._routed(tools, name, x_RxNxD, context)
+        slots = ExpertSlots.of(choice, o.experts)
+        y = combined(self._experts(tools, name, dispatched(x_RxNxD, slots)), tools.precision(weights), slots)
+        if o.shared:
+            y = y + self._shared(tools, name, x_RxNxD)
+        return tools.tap(f"{name}.output", y)
+
+    def _routed(self, tools: Tools, name: str, x_RxNxD: Tensor, context: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores [R, N, E], choice and weights [R, N, K]."""
+        o = self.options
+        if o.router_precision == "fp32":
+            router = tools.leaf(f"{name}.router")
+            bias = tools.leaf(f"{name}.router_bias") if f"{name}.router_bias" in tools.layout.by_name else None
+            logits = linear(x_RxNxD.to(tools.dtype), router, Precision(tools.dtype), bias)
+        else:
+            logits = tools.linear(x_RxNxD, f"{name}.router")
+        logits = tools.taps(f"{name}.logits", logits.to(tools.dtype))
+        scores = GATES[o.gate](logits)
+        choice = chosen(scores, o.top, o.groups, o.groups_kept)
+        weights = picked(scores, choice)
+        if o.weights == "renormalised":
+            weights = renormalised(weights)
+        weights = tools.taps(f"{name}.weights", weights * tools.strength("moe.scale", 3, _read("scale")))
+        if torch.is_grad_enabled():
+            self._lose(tools, logits, scores, choice, context)
+        return scores, choice, weights
+
+    def _lose(self, tools: Tools, logits: Tensor, scores: Tensor, choice: Tensor, context: int) -> None:
+        """What the router is asked for beside the loss, where some trial wants it."""
+        losses = {
+            "balance": lambda: balance_loss(scores, choice),
+            "balance_sequence": lambda: balance_loss(scores, choice, scores.shape[1] // context),
+            "router_z": lambda: router_z_loss(logits),
+        }
+        for name in LOSSES:
+            if any(getattr(trial.section(self.kind), name) for trial in tools.part.trials):
+                tools.lose(losses[name]() * tools.strength(f"moe.{name}", 1, _read(name)))
+
+    def _experts(self, tools: Tools, name: str, x_RxExNxD: Tensor) -> Tensor:
+        gate = self._linear(tools, f"{name}.gate", x_RxExNxD) if self.activation.gated else None
+        up = self._linear(tools, f"{name}.up", x_RxExNxD)
+        return self._linear(tools, f"{name}.down", self._hidden(tools, gate, up))
+
+    def _linear(self, tools: Tools, name: str, x_RxExNxI: Tensor) -> Tensor:
+        first, last = f"{name}.0", f"{name}.{self.options.experts - 1}"
+        is_biased = f"{first}_bias" in tools.layout.by_name
+        bias = tools.leaf(f"{first}_bias", f"{last}_bias") if is_biased else None
+        return expert_linear(x_RxExNxI, tools.leaf(first, last), self.options.experts, tools.precision, bias)
+
+    def _hidden(self, tools: Tools, gate: Tensor | None, up: Tensor) -> Tensor:
+        activation, precision = self.activation, tools.precision
+        if gate is None:
+            return activation.function(up)
+        bound = tools.switched("swiglu_clamp", 3)
+        if bound is not None:
+            shape = gate.shape
+            gate, up = gate.flatten(1, -2), up.flatten(1, -2)
+            if torch.is_grad_enabled():
+                tools.notice(SWIGLU_CLAMP, is_beyond(gate, up, precision(bound)))
+            gate, up = (x.view(shape) for x in clamp_swiglu(gate, up, precision(bound)))
+        alpha, offset = self.options.gate_alpha, self.options.up_offset
+        if alpha != 1:  # g sigmoid(a g) = silu(a g) / a
+            gate = precision(activation.function(precision(gate * alpha))) / alpha
+            return precision(gate) * precision(up + offset)
+        return precision(activation.function(gate)) * (precision(up + offset) if offset else up)
+
+    def _shared(self, tools: Tools, name: str, x_RxNxD: Tensor) -> Tensor:
+        if self.activation.gated:
+            gate, up = tools.linear(x_RxNxD, f"{name}.shared.gate", f"{name}.shared.up").chunk(2, -1)
+        else:
+            gate, up = None, tools.linear(x_RxNxD, f"{name}.shared.up")
+        return tools.linear(self._hidden(tools, gate, up), f"{name}.shared.down")
+
+
+def _read(field: str) -> Callable[[Trial], float]:
+    def read(trial: Trial) -> float:
+        return float(getattr(trial.section("moe"), field))
+
+    return read

@@ -1,0 +1,259 @@
+"""Which experts a token goes to, and the table of slots in which experts take their tokens; trial first everywhere.
+
+Shapes: R trials, N tokens, D features, E experts, K of them for each token. Every expert has a slot for every token, so
+shapes depend neither on the routing nor on a pack's other rows, no token is dropped, and the host waits for nothing. A
+slot without a token reads zeros, and nobody reads what an expert leaves there: what is not finite in one expert stays
+with the tokens that went to it, forwards and backwards. Each (token, choice) has a slot of its own, so nothing is added
+in an order that could change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.basics.devices import on_cpu
+from harness.model import sums
+from harness.model.gradients import WithBackward, differentiable
+from harness.model.layers import Leaf
+from harness.model.precision import Precision
+from harness.model.products import product
+
+TINY = 1e-20  # beside a sum of scores, as in DeepSeek-V3's code
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+@differentiable
+def _softmax(z_RxNxE: Tensor) -> WithBackward[Tensor]:
+    def backward(ds: Tensor, s: Tensor) -> Tensor:
+        weighted = ds * s
+        return weighted - s * sums.total(weighted)[..., None]
+
+    shifted = z_RxNxE - z_RxNxE.amax(-1, keepdim=True)
+    powers = _each(torch.exp, shifted)
+    s = powers / sums.total(powers)[..., None]
+    return s, backward, (s,)
+
+
+@differentiable
+def _sigmoid(z_RxNxE: Tensor) -> WithBackward[Tensor]:
+    def backward(ds: Tensor, s: Tensor) -> Tensor:
+        return ds * s * (1 - s)
+
+    s = _each(torch.sigmoid, z_RxNxE)
+    return s, backward, (s,)
+
+
+@differentiable
+def _sqrt_softplus(z_RxNxE: Tensor) -> WithBackward[Tensor]:
+    """sqrt(log(1 + e^z)); its slope is sigmoid(z) / 2 sqrt(...)."""
+
+    def backward(ds: Tensor, z: Tensor, s: Tensor) -> Tensor:
+        return ds * _each(torch.sigmoid, z) / (2 * s)
+
+    softplus = z_RxNxE.clamp(min=0) + _each(torch.log1p, _each(torch.exp, -z_RxNxE.abs()))
+    s = softplus.sqrt()
+    return s, backward, (z_RxNxE, s)
+
+
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "softmax": _softmax,  # Shazeer et al. 2017, arXiv 1701.06538
+    "sigmoid": _sigmoid,  # DeepSeek-V3, arXiv 2412.19437, equation 15
+    "sqrt_softplus": _sqrt_softplus,  # DeepSeek-V4, as transformers 5.23 has it
+}
+
+
+def _each(function: Callable[..., Tensor], x_Rxxx: Tensor) -> Tensor:
+    """An elementwise function, on a CPU trial by trial: what is left over beside whole vectors may round otherwise."""
+    if not on_cpu(x_Rxxx):
+        return function(x_Rxxx)
+    out = torch.empty(x_Rxxx.shape, dtype=x_Rxxx.dtype)
+    for source, target in zip(x_Rxxx, out, strict=True):
+        function(source, out=target)
+    return out
+
+
+# --- choice ----------------------------------------------------------------------------------------------------------
+
+
+def chosen(scores_RxNxE: Tensor, top: int, groups: int = 1, groups_kept: int = 1) -> Tensor:
+    """The `top` experts of the largest scores, int64 [R, N, K], the best first; of equal ones the lower number.
+
+    With several `groups` of neighbours, those of the groups whose two largest scores have the largest sums
+    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    """
+    scores = scores_RxNxE.detach()
+    if groups > 1:
+        by_group = scores.unflatten(-1, (groups, -1))
+        of_group = sums.total(by_group.sort(dim=-1, descending=True, stable=True).values[..., :2])
+        best = of_group.sort(dim=-1, descending=True, stable=True).indices[..., :groups_kept]
+        is_kept = (best[..., None] == torch.arange(groups, device=scores.device)).any(-2)
+        scores = torch.where(is_kept[..., None], by_group, -torch.inf).flatten(-2)
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top]
+
+
+@differentiable
+def picked(scores_RxNxE: Tensor, choice_RxNxK: Tensor) -> WithBackward[Tensor]:
+    """The scores of the chosen experts, [R, N, K]."""
+    experts = scores_RxNxE.shape[-1]
+
+    def backward(dw: Tensor, choice: Tensor) -> Tensor:
+        return dw.new_zeros(*dw.shape[:-1], experts).scatter_(-1, choice, dw)  # no expert is chosen twice
+
+    return scores_RxNxE.gather(-1, choice_RxNxK), backward, (choice_RxNxK,)
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExpertSlots:
+    """The slot of each (token, choice), expert x N + its place there: `places` [R, N K].
+
+    `tokens` [R, E N]: whose a slot is, and N where it is nobody's, the row behind the tokens, which is zero. `loads`
+    [R, E]: how many tokens an expert has.
+    """
+
+    places: Tensor
+    tokens: Tensor
+    loads: Tensor
+    experts: int
+
+    @classmethod
+    def of(cls, choice_RxNxK: Tensor, experts: int) -> ExpertSlots:
+        """Tokens stand in an expert's slots in their own order."""
+        trials, tokens, top = choice_RxNxK.shape
+        flat = choice_RxNxK.reshape(trials, -1)
+        order = flat.argsort(dim=-1, stable=True)
+        loads = (flat[..., None] == torch.arange(experts, device=flat.device)).sum(1)
+        begins = loads.cumsum(-1) - loads
+        numbers = torch.arange(flat.shape[1], device=flat.device).expand_as(flat).contiguous()
+        rank = torch.empty_like(order).scatter_(1, order, numbers)
+        places = flat * tokens + rank - begins.gather(1, flat)
+        whose = torch.full((trials, experts * tokens), tokens, dtype=torch.int64, device=flat.device)
+        whose.scatter_(1, places, numbers // top)
+        return cls(places, whose, loads, experts)
+
+
+def _rows(x_RxMxD: Tensor, which_RxS: Tensor) -> Tensor:
+    """Those rows of each trial's matrix, [R, S, D]."""
+    trials, rows, width = x_RxMxD.shape
+    offset = which_RxS + torch.arange(0, trials * rows, rows, device=which_RxS.device)[:, None]
+    return x_RxMxD.reshape(trials * rows, width)[offset.flatten()].view(*which_RxS.shape, width)
+
+
+@differentiable
+def dispatched(x_RxNxD: Tensor, slots: ExpertSlots) -> WithBackward[Tensor]:
+    """What each expert reads in its slots, [R, E, N, D]."""
+    tokens = x_RxNxD.shape[1]
+
+    def backward(dx: Tensor, places: Tensor) -> Tensor:
+        return _added(_rows(dx.flatten(1, 2), places).unflatten(1, (tokens, -1)))
+
+    padded = torch.cat([x_RxNxD, torch.zeros_like(x_RxNxD[:, :1])], 1)
+    return _rows(padded, slots.tokens).unflatten(1, (slots.experts, tokens)), backward, (slots.places,)
+
+
+@differentiable
+def combined(y_RxExNxD: Tensor, weights_RxNxK: Tensor, slots: ExpertSlots) -> WithBackward[Tensor]:
+    """sum_k w_k expert_k(x), [R, N, D], in the order of the choices."""
+    experts, tokens = y_RxExNxD.shape[1:3]
+
+    def backward(dy: Tensor, given: Tensor, weights: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        each = (dy[:, :, None] * weights[..., None]).flatten(1, 2)
+        arrived = dy.new_zeros(len(dy), experts * tokens, dy.shape[-1])
+        arrived.scatter_(1, places[..., None].expand_as(each), each)  # each has a slot of its own
+        return arrived.unflatten(1, (experts, tokens)), sums.total(dy[:, :, None] * given)
+
+    given = _rows(y_RxExNxD.flatten(1, 2), slots.places).unflatten(1, (tokens, -1))
+    return _added(given * weights_RxNxK[..., None]), backward, (given, weights_RxNxK, slots.places)
+
+
+def _added(x_RxNxKxD: Tensor) -> Tensor:
+    """The sum over K, one after the other."""
+    total = x_RxNxKxD[:, :, 0].clone()
+    for k in range(1, x_RxNxKxD.shape[2]):
+        total += x_RxNxKxD[:, :, k]
+    return total
+
+
+@differentiable
+def expert_linear(
+    x_RxExNxI: Tensor, leaf: Leaf, experts: int, precision: Precision, bias: Leaf | None = None
+) -> WithBackward[Tensor]:
+    """x through each expert's own matrix, [R, E, N, out]; `leaf` has them stacked, [R, E out, I], biases [R, E out]."""
+
+    def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        if bias is not None:
+            bias.gradient.copy_(sums.total(dy, 2).flatten(1))
+        dy = precision.gradient(dy)
+        leaf.gradient.copy_(precision(product(dy.mT, x, tf32=precision.tf32)).flatten(1, 2))
+        return precision(product(dy, weight, tf32=precision.tf32))
+
+    x, weight = precision.operand(x_RxExNxI), precision.operand(leaf.weight).unflatten(1, (experts, -1))
+    y = product(x, weight.mT, tf32=precision.tf32)
+    if bias is not None:
+        y = y.add_(precision(bias.weight).unflatten(1, (experts, -1))[:, :, None])
+    return precision(y), backward, (x, weight)
+
+
+@differentiable
+def renormalised(weights_RxNxK: Tensor) -> WithBackward[Tensor]:
+    """The weights of a token over their sum."""
+
+    def backward(dy: Tensor, y: Tensor, total: Tensor) -> Tensor:
+        return (dy - sums.total(dy * y)[..., None]) / total
+
+    total = sums.total(weights_RxNxK)[..., None] + TINY
+    y = weights_RxNxK / total
+    return y, backward, (y, total)
+
+
+# --- losses of the router --------------------------------------------------------------------------------------------
+
+
+@differentiable
+def balance_loss(scores_RxNxE: Tensor, choice_RxNxK: Tensor, sequences: int = 1) -> WithBackward[Tensor]:
+    """E sum_i f_i P_i, [R]: 1 where all experts have as many tokens, E / K where K take all; through P alone.
+
+    f_i is the share of assignments that expert i has, P_i the mean of its share of the scores (Fedus et al. 2021, arXiv
+    2101.03961, equations 4 to 6; there K is 1). With several `sequences` the mean over these of the same within each
+    (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20).
+    """
+    tokens, experts = scores_RxNxE.shape[1:]
+    factor = experts / choice_RxNxK.shape[-1]
+
+    def backward(dl: Tensor, shares: Tensor, total: Tensor, taken: Tensor) -> Tensor:
+        dshares = taken.repeat_interleave(tokens // sequences, 1) * (dl * (factor / tokens))[:, None, None]
+        return (dshares - sums.total(dshares * shares)[..., None]) / total
+
+    total = sums.total(scores_RxNxE)[..., None] + TINY
+    shares = scores_RxNxE / total
+    is_taken = (choice_RxNxK[..., None] == torch.arange(experts, device=shares.device)).any(2).to(shares.dtype)
+    share, taken = (_mean_of_tokens(x, sequences) for x in (shares, is_taken))
+    return sums.mean(sums.total(share * taken)) * factor, backward, (shares, total, taken)
+
+
+def _mean_of_tokens(x_RxNxE: Tensor, sequences: int) -> Tensor:
+    """Within each sequence, [R, sequences, E]."""
+    return sums.mean(x_RxNxE.unflatten(1, (sequences, -1)).transpose(2, 3).contiguous())
+
+
+@differentiable
+def router_z_loss(z_RxNxE: Tensor) -> WithBackward[Tensor]:
+    """The mean of the squared log-sum-exp of router logits, [R] (Zoph et al. 2022, arXiv 2202.08906, equation 5)."""
+    tokens = z_RxNxE.shape[1]
+
+    def backward(dl: Tensor, log_z: Tensor, shares: Tensor) -> Tensor:
+        return (log_z * (dl * (2 / tokens))[:, None])[..., None] * shares
+
+    largest = z_RxNxE.amax(-1, keepdim=True)
+    powers = _each(torch.exp, z_RxNxE - largest)
+    total = sums.total(powers)
+    log_z = _each(torch.log, total) + largest[..., 0]
+    return sums.mean(log_z.square()), backward, (log_z, powers / total[..., None])
