@@ -26,7 +26,7 @@ from harness.model.precision import Precision
 from harness.model.scaling import branch_multiplier, embedding_multiplier, output_multiplier
 from harness.model.sigma import SingularVectors
 from harness.model.taps import ALL, RowTaps, Taps
-from harness.model.tools import Notices, Part, Tools
+from harness.model.tools import Biases, Notices, Part, Tools
 
 
 class GPT:
@@ -53,6 +53,7 @@ class GPT:
         self._streams = Streams()
         self._vectors = vectors
         self.explicit_attention = config.explicit_attention
+        self.router_bias: Biases | None = None
         self._beside: list[Tensor] = []  # losses of the last pass beside that of its logits
         self.first_sequence = 0  # number within the batch of the first sequence of the next pass
         self._head = "embedding" if config.tied_head else "head"
@@ -91,7 +92,9 @@ class GPT:
         part = self._parts[rows.start or 0]
         numbers = range(self.first_sequence, self.first_sequence + sequences)
         beside = self._at[part.rows], self._streams, numbers, RowTaps(self.taps, part.rows)
-        return Tools(self.config, self.layout, self.precision, self._vectors, self.notice, part, *beside)
+        return Tools(
+            self.config, self.layout, self.precision, self._vectors, self.notice, part, *beside, self.router_bias
+        )
 
     def __call__(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> Tensor:
         """Logits [R, B x T, V] of the rows of one part, the first where none is named."""

@@ -103,7 +103,8 @@ def picked(scores_RxNxE: Tensor, choice_RxNxK: Tensor) -> WithBackward[Tensor]:
     experts = scores_RxNxE.shape[-1]
 
     def backward(dw: Tensor, choice: Tensor) -> Tensor:
-        return dw.new_zeros(*dw.shape[:-1], experts).scatter_(-1, choice, dw)  # no expert is chosen twice
+        is_it = choice[..., None] == torch.arange(experts, device=choice.device)
+        return _added(torch.where(is_it, dw[..., None], 0.0))  # no expert is chosen twice
 
     return scores_RxNxE.gather(-1, choice_RxNxK), backward, (choice_RxNxK,)
 
@@ -115,29 +116,31 @@ def picked(scores_RxNxE: Tensor, choice_RxNxK: Tensor) -> WithBackward[Tensor]:
 class ExpertSlots:
     """The slot of each (token, choice), expert x N + its place there: `places` [R, N K].
 
-    `tokens` [R, E N]: whose a slot is, and N where it is nobody's, the row behind the tokens, which is zero. `loads`
-    [R, E]: how many tokens an expert has.
+    `sources` [R, E N]: which (token, choice) is in a slot, token x K + choice, and N K where nothing is: the row behind
+    them, which is zero. `loads` [R, E]: how many tokens an expert has.
     """
 
     places: Tensor
-    tokens: Tensor
+    sources: Tensor
     loads: Tensor
     experts: int
+    top: int
 
     @classmethod
     def of(cls, choice_RxNxK: Tensor, experts: int) -> ExpertSlots:
         """Tokens stand in an expert's slots in their own order."""
-        trials, tokens, top = choice_RxNxK.shape
-        flat = choice_RxNxK.reshape(trials, -1)
-        order = flat.argsort(dim=-1, stable=True)
-        loads = (flat[..., None] == torch.arange(experts, device=flat.device)).sum(1)
-        begins = loads.cumsum(-1) - loads
-        numbers = torch.arange(flat.shape[1], device=flat.device).expand_as(flat).contiguous()
-        rank = torch.empty_like(order).scatter_(1, order, numbers)
+        tokens, top = choice_RxNxK.shape[1:]
+        flat = choice_RxNxK.flatten(1)
+        numbers = torch.arange(experts, device=flat.device)
+        loads, begins = ((flat[..., None] == numbers).sum(1), (flat[..., None] < numbers).sum(1))
+        order = flat.sort(dim=1, stable=True).indices
+        rank = order.sort(dim=1).indices  # of each in that order
         places = flat * tokens + rank - begins.gather(1, flat)
-        whose = torch.full((trials, experts * tokens), tokens, dtype=torch.int64, device=flat.device)
-        whose.scatter_(1, places, numbers // top)
-        return cls(places, whose, loads, experts)
+        inside = torch.arange(tokens, device=flat.device)
+        ordered = (begins[..., None] + inside).clamp(max=flat.shape[1] - 1).flatten(1)
+        is_free = (inside >= loads[..., None]).flatten(1)
+        sources = torch.where(is_free, flat.shape[1], order.gather(1, ordered))
+        return cls(places, sources, loads, experts, top)
 
 
 def _rows(x_RxMxD: Tensor, which_RxS: Tensor) -> Tensor:
@@ -145,6 +148,11 @@ def _rows(x_RxMxD: Tensor, which_RxS: Tensor) -> Tensor:
     trials, rows, width = x_RxMxD.shape
     offset = which_RxS + torch.arange(0, trials * rows, rows, device=which_RxS.device)[:, None]
     return x_RxMxD.reshape(trials * rows, width)[offset.flatten()].view(*which_RxS.shape, width)
+
+
+def _with_zeros(x_RxMxD: Tensor) -> Tensor:
+    """A row of zeros behind the others."""
+    return torch.cat([x_RxMxD, torch.zeros_like(x_RxMxD[:, :1])], 1)
 
 
 @differentiable
@@ -155,8 +163,8 @@ def dispatched(x_RxNxD: Tensor, slots: ExpertSlots) -> WithBackward[Tensor]:
     def backward(dx: Tensor, places: Tensor) -> Tensor:
         return _added(_rows(dx.flatten(1, 2), places).unflatten(1, (tokens, -1)))
 
-    padded = torch.cat([x_RxNxD, torch.zeros_like(x_RxNxD[:, :1])], 1)
-    return _rows(padded, slots.tokens).unflatten(1, (slots.experts, tokens)), backward, (slots.places,)
+    read = _rows(_with_zeros(x_RxNxD), slots.sources.floor_divide(slots.top))
+    return read.unflatten(1, (slots.experts, tokens)), backward, (slots.places,)
 
 
 @differentiable
@@ -164,14 +172,13 @@ def combined(y_RxExNxD: Tensor, weights_RxNxK: Tensor, slots: ExpertSlots) -> Wi
     """sum_k w_k expert_k(x), [R, N, D], in the order of the choices."""
     experts, tokens = y_RxExNxD.shape[1:3]
 
-    def backward(dy: Tensor, given: Tensor, weights: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(dy: Tensor, given: Tensor, weights: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
         each = (dy[:, :, None] * weights[..., None]).flatten(1, 2)
-        arrived = dy.new_zeros(len(dy), experts * tokens, dy.shape[-1])
-        arrived.scatter_(1, places[..., None].expand_as(each), each)  # each has a slot of its own
-        return arrived.unflatten(1, (experts, tokens)), sums.total(dy[:, :, None] * given)
+        arrived = _rows(_with_zeros(each), sources).unflatten(1, (experts, tokens))
+        return arrived, sums.total(dy[:, :, None] * given)
 
     given = _rows(y_RxExNxD.flatten(1, 2), slots.places).unflatten(1, (tokens, -1))
-    return _added(given * weights_RxNxK[..., None]), backward, (given, weights_RxNxK, slots.places)
+    return _added(given * weights_RxNxK[..., None]), backward, (given, weights_RxNxK, slots.sources)
 
 
 def _added(x_RxNxKxD: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,13 @@ from harness.model.sigma import SingularVectors, reparametrised
 from harness.model.taps import RowTaps
 
 Notices = Callable[[str, Tensor, slice], None]
+
+
+class Biases(Protocol):
+    """What routers add to scores before they choose (harness/optim/router_bias.py)."""
+
+    def of(self, layer: int, rows: slice) -> Tensor:
+        """Those of a layer's experts in these rows, [r, 1, E]."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class Tools:
     streams: Streams
     sequences: range
     taps: RowTaps
+    router_bias: Biases | None = None
     losses: list[Tensor] = field(default_factory=list)
 
     def lose(self, loss_r: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from harness.config import Model, Trial
 from harness.model.parameters import Layout
 from harness.model.state import Rows
 from harness.model.taps import Taps
+from harness.optim.over_ranks import OverRanks
 
 
 class QKClip:
@@ -52,12 +53,9 @@ class QKClip:
         largest = self._largest[rows, layer]
         largest.copy_(torch.maximum(largest, here))
 
-    def clip(self, stepping_R: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
-        """Scale the weights of the trials that step, from the logits read since the last call; in which rows, [R].
-
-        `over_ranks` makes of this process's largest logits those of all.
-        """
-        largest = over_ranks(self._largest).double()
+    def act(self, stepping_R: Tensor, ranks: OverRanks) -> Tensor:
+        """Scale the weights of the trials that step, from the logits read since the last call; in which rows, [R]."""
+        largest = ranks.largest(self._largest).double()
         is_over = torch.isfinite(largest) & (largest > self._limit) & stepping_R[:, None, None]
         factor = torch.where(is_over, self._limit / largest, 1.0).sqrt().to(self._weights.used.dtype)
         layers = list(range(self._layers))

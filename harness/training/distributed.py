@@ -143,6 +143,9 @@ class ProcessCommunicator(Communicator):
     def largest(self, values: Tensor) -> Tensor:
         return self.group.gather(values).amax(0)
 
+    def total(self, values: Tensor) -> Tensor:
+        return self.group.gather(values).sum(0)
+
     def of_all(self, mine: Tensor) -> Tensor:
         return self.group.gather(mine[0])
 

@@ -24,11 +24,11 @@ from harness.model.sigma import SingularVectors
 from harness.model.state import State
 from harness.objectives.base import Steps
 from harness.objectives.table import OBJECTIVES
+from harness.optim.after_step import after_step
 from harness.optim.clippers import CLIPPERS
 from harness.optim.clipping import global_norm
 from harness.optim.loss_scale import LossScale
 from harness.optim.optimizers import OPTIMIZERS, Norms
-from harness.optim.qk_clip import QKClip
 from harness.optim.schedules import learning_rates
 from harness.training.activation_counts import Acts
 from harness.training.distributed import ProcessCommunicator, RankGroup
@@ -88,7 +88,7 @@ class Pack:
         self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors, branches)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
-        self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps) if QKClip.is_on(first) else None
+        self.after_steps = after_step(here, self.model, self.layout, self._weights, self.rows_state)
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         made = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         self.clippers, self.rank_clippers = ([c for c in made if c.of_ranks is kind] for kind in (False, True))
@@ -115,8 +115,8 @@ class Pack:
         self.bound += 1
         trials = [self.interventions.acting(number, self.planned[number]) for number in self.slots.planned]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
-        parts: list[Any] = [*self.rank_clippers, *self.clippers, self.qk_clip, *self.guards]
-        for part in filter(None, [self.optimizer, self.loss_scale, *parts]):
+        parts: list[Any] = [*self.rank_clippers, *self.clippers, *self.after_steps, *self.guards]
+        for part in [self.optimizer, self.loss_scale, *parts]:
             part.bind(trials)
         first = [self._first_to_repair(trial) for trial in trials]
         self._clipper_repairs, self._optimizer_may = (
@@ -322,8 +322,8 @@ class Pack:
         noticed = {part: self.ranks.largest(acted.float()) > 0 for part, acted in self.acts.noticed.items()}
         for part, acted in (noticed | dict(self.optimizer.acted)).items():
             self.acts.count(part, acted & stepping_R)
-        if self.qk_clip:
-            self.acts.count(self.qk_clip.part, self.qk_clip.clip(stepping_R, self.ranks.largest))
+        for after in self.after_steps:
+            self.acts.count(after.part, after.act(stepping_R, self.ranks))
         return norms
 
     def window_losses(self, starts_N: Tensor, rows: slice) -> Tensor:

@@ -74,6 +74,10 @@ class Communicator:
         """The largest of all ranks, element by element, of what is the largest of those in this process; NaN wins."""
         return values
 
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, element by element, of what is the sum over those in this process."""
+        return values
+
     def of_all(self, mine: Tensor) -> Tensor:
         """What every rank has measured, [ranks, ...], from that of the ranks in this process, in their order."""
         return mine

@@ -133,6 +133,14 @@ OTHERS: dict[str, Fields] = {
     "micro-batches": {"batch": 4, "micro_batches": 2},
     "clipped updates": {"clip_update": (0.1, 0.5, 1.0)},
     "decay by the schedule": {"decay_follows": "schedule"},
+    "experts": {"block": {"channel_mixer": "moe"}, "moe": {"bias_rate": 0.01, "router_z": 1e-3}},
+    "experts, ranks": {
+        "block": {"channel_mixer": "moe"},
+        "moe": {"shared": 1},
+        "activation": "swiglu",
+        "batch": 4,
+        "ranks": 2,
+    },
 }
 
 

@@ -109,6 +109,7 @@ def test_an_order_and_a_format_that_are_asked_for_are_kept(processes, order, for
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "qk_clip": {"qk_clip": 0.01, "ranks": 2, "batch": 4},
+    "experts": {"block": {"channel_mixer": "moe"}, "moe": {"bias_rate": 0.01}, "ranks": 2, "batch": 4},
     "sigma_reparam": {"sigma_reparam": True, "batch": 4},
     "screened": {"rarity": 4.1, "batch": 4},
     "a batch that grows": {"batch": 8, "batch_start": 2, "batch_steps": 6},

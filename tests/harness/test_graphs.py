@@ -84,7 +84,9 @@ def test_whatever_is_on(feature: str, graphs: list[Graphs]) -> None:
     """
     fields = {"warmup": 1, **FEATURES[feature], "steps": STEPS, "validate_every": 8, "validate_tokens": 64}
     golden = engine.different(3, **fields)
-    trials = [*golden, *(replace(trial, fault=fault) for trial, fault in zip(golden, FAULTS, strict=True))]
+    up = {"tensor": "blocks.0.moe.up.0"} if "moe" in fields else {}
+    faults = [replace(FAULTS[0], **up), *FAULTS[1:]]
+    trials = [*golden, *(replace(trial, fault=fault) for trial, fault in zip(golden, faults, strict=True))]
     same(trials, block=4, forks=True)
     curriculum = golden[0].curriculum
     waits = golden[0].section("signals").qk_rank

@@ -1,46 +1,31 @@
-"""The mixture of experts: against transformers' blocks, by hand, and that one expert's NaN stays with its tokens."""
+"""The mixture of experts: by hand, what is read of it, and that one expert's NaN stays with its tokens."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.basics import devices
-from harness.config import ConfigError, Trial
+from harness.config import ConfigError
 from harness.kernels import use
 from harness.memory.footprint import footprint
 from harness.model.branches import branches_of
-from harness.model.routing import ExpertSlots, balance_loss, chosen, router_z_loss
+from harness.model.routing import ExpertSlots, balance_loss, chosen
 from harness.testing import check_setting, engine
+from harness.testing.changes import Change, fill_first
 from harness.training.config_checks import check_trial
 from harness.training.pack import Pack
+from harness.training.sites import Site
 from sweeps.planning.planner import activation_elements
+from tests.harness.experts import EXPERTS, NAME, SHAPE, TOP, WIDTH, branch_of, mixed
 from tests.harness.test_model_parts_memory import SHAPE as MEMORY
 from tests.harness.test_model_parts_memory import kept_by_a_token_of
-
-NAME, WIDTH, HIDDEN, EXPERTS, TOP = "blocks.0.moe", 16, 12, 8, 2
-SHAPE: dict[str, Any] = {
-    "depth": 1,
-    "width": WIDTH,
-    "context": 8,
-    "batch": 2,
-    "precision": "fp64",
-    "activation": "swiglu",
-}
-SHAPE |= {"block": {"channel_mixer": "moe"}}
-SIZES = {"experts": EXPERTS, "top": TOP, "hidden": HIDDEN, "balance": 0.0}
-
-
-def mixed(moe: dict[str, Any] | None = None, **fields: Any) -> Trial:
-    return engine.trial(**{**SHAPE, **fields, "moe": {**SIZES, **(moe or {})}})
 
 
 @pytest.mark.parametrize(
@@ -60,219 +45,13 @@ def mixed(moe: dict[str, Any] | None = None, **fields: Any) -> Trial:
         },
         {"moe": {"gate": "sqrt_softplus", "top": 1, "balance": 0.0}, "swiglu_clamp": 0.5},
         {"moe": {"weights": "plain", "router_precision": "products"}, "precision": "bf16", "activation": "gelu"},
+        {"moe": {"bias_rate": 0.01, "gate": "sigmoid", "balance": 0.0}, "ranks": 2, "batch": 4},
         {"moe": {"gate_alpha": 1.702, "up_offset": 1.0}, "biases": True, "micro_batches": 2},
     ],
-    ids=["softmax", "DeepSeek-V3", "DeepSeek-V4", "bf16, plain", "gpt-oss"],
+    ids=["softmax", "DeepSeek-V3", "DeepSeek-V4", "bf16, plain", "bias", "gpt-oss"],
 )
 def test_it_keeps_the_promises_of_settings(fields: dict[str, Any]) -> None:
     check_setting(**{"block": {"channel_mixer": "moe"}, "activation": "swiglu", **fields})
-
-
-# --- against transformers -------------------------------------------------------------------------------------------
-
-
-def branch_of(trial: Trial) -> tuple[Pack, Callable[[Tensor], Tensor]]:
-    """A pack of two rows with rough weights, and its branch as a function of [R, N, D]."""
-    pack = engine.pack_of([trial, trial])
-    with torch.no_grad():
-        pack.weights.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
-    (branch,) = (one for one in branches_of(trial) if one.kind == "moe")
-    tools = pack.model.tools()
-    return pack, lambda x: branch(tools, NAME, x, trial.model.context)
-
-
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """Routers of transformers ask for float32 by name."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("float", "float32"):
-            patch.setattr(torch, name, torch.float64)
-        patch.setattr(Tensor, "float", Tensor.double)
-        yield
-
-
-def stacked(pack: Pack, row: int, *names: str, flat: Tensor | None = None) -> Tensor:
-    """[E, out, in]: the matrices of all experts, gate and up below one another where both are asked for."""
-    tensors = pack.tensors(pack.weights if flat is None else flat, row)
-    parts = [torch.stack([tensors[f"{NAME}.{name}.{expert}"] for expert in range(EXPERTS)]) for name in names]
-    return torch.cat(parts, 1)
-
-
-def mixtral(**config: Any) -> nn.Module:
-    from transformers import MixtralConfig
-    from transformers.models.mixtral import modeling_mixtral as theirs
-
-    sizes = {
-        "hidden_size": WIDTH,
-        "intermediate_size": HIDDEN,
-        "num_local_experts": EXPERTS,
-        "num_experts_per_tok": TOP,
-    }
-    return theirs.MixtralSparseMoeBlock(eager(MixtralConfig(**sizes)))
-
-
-def olmoe(**config: Any) -> nn.Module:
-    from transformers import OlmoeConfig
-    from transformers.models.olmoe import modeling_olmoe as theirs
-
-    sizes = {"hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_experts": EXPERTS, "num_experts_per_tok": TOP}
-    return theirs.OlmoeSparseMoeBlock(eager(OlmoeConfig(**sizes)))
-
-
-def qwen3(**config: Any) -> nn.Module:
-    from transformers import Qwen3MoeConfig
-    from transformers.models.qwen3_moe import modeling_qwen3_moe as theirs
-
-    sizes = {"hidden_size": WIDTH, "moe_intermediate_size": HIDDEN, "num_experts": EXPERTS, "num_experts_per_tok": TOP}
-    return theirs.Qwen3MoeSparseMoeBlock(eager(Qwen3MoeConfig(**sizes, norm_topk_prob=False)))
-
-
-def gpt_oss() -> nn.Module:
-    from transformers import GptOssConfig
-    from transformers.models.gpt_oss import modeling_gpt_oss as theirs
-
-    sizes = {
-        "hidden_size": WIDTH,
-        "intermediate_size": HIDDEN,
-        "num_local_experts": EXPERTS,
-        "num_experts_per_tok": TOP,
-    }
-    config = eager(GptOssConfig(**sizes))
-    config.swiglu_limit, config.swiglu_alpha = 0.7, 1.702
-    return theirs.GptOssMLP(config)
-
-
-def deepseek_v3() -> nn.Module:
-    from transformers import DeepseekV3Config
-    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as theirs
-
-    sizes = {
-        "hidden_size": WIDTH,
-        "moe_intermediate_size": HIDDEN,
-        "n_routed_experts": EXPERTS,
-        "num_experts_per_tok": TOP,
-    }
-    sizes |= {"num_local_experts": EXPERTS, "n_group": 4, "topk_group": 2, "n_shared_experts": 1}
-    return theirs.DeepseekV3MoE(eager(DeepseekV3Config(**sizes, routed_scaling_factor=2.5)))
-
-
-def deepseek_v4() -> nn.Module:
-    from transformers.models.deepseek_v4 import configuration_deepseek_v4
-    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
-
-    config = eager(configuration_deepseek_v4.DeepseekV4Config())
-    for name, value in {
-        **{"hidden_size": WIDTH, "intermediate_size": HIDDEN, "moe_intermediate_size": HIDDEN, "swiglu_limit": 0.7},
-        **{"num_local_experts": EXPERTS, "n_routed_experts": EXPERTS, "num_experts_per_tok": TOP, "mlp_bias": False},
-        **{"mlp_layer_types": ["moe"], "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus"},
-    }.items():
-        setattr(config, name, value)
-    return theirs.DeepseekV4SparseMoeBlock(config, 0)
-
-
-def eager(config: Any) -> Any:
-    config._experts_implementation = "eager"
-    return config
-
-
-def put(theirs: nn.Module, pack: Pack, row: int) -> dict[str, tuple[nn.Parameter, Callable[[Tensor], Tensor]]]:
-    """Our weights in their module; their parameters by name, with what reads the same of ours from a flat array."""
-    router = theirs.router if hasattr(theirs, "router") else theirs.gate
-    experts, is_oss = theirs.experts, hasattr(theirs, "router")
-
-    def plain(name: str) -> Callable[[Tensor], Tensor]:
-        return lambda flat: pack.tensors(flat, row)[f"{NAME}.{name}"]
-
-    def of_experts(*names: str) -> Callable[[Tensor], Tensor]:
-        return lambda flat: stacked(pack, row, *names, flat=flat)
-
-    def woven(flat: Tensor) -> Tensor:
-        gate, up = (stacked(pack, row, name, flat=flat) for name in ("gate", "up"))
-        return torch.stack([gate, up], 2).flatten(1, 2).mT
-
-    def biases(*names: str) -> Callable[[Tensor], Tensor]:
-        def read(flat: Tensor) -> Tensor:
-            tensors = pack.tensors(flat, row)
-            each = [torch.stack([tensors[f"{NAME}.{name}.{e}_bias"] for e in range(EXPERTS)]) for name in names]
-            return torch.stack(each, 2).flatten(1)
-
-        return read
-
-    found = {"router": (router.weight, plain("router"))}
-    if is_oss:
-        found |= {"router bias": (router.bias, plain("router_bias"))}
-        found |= {
-            "inner": (experts.gate_up_proj, woven),
-            "inner bias": (experts.gate_up_proj_bias, biases("gate", "up")),
-        }
-        found |= {"down": (experts.down_proj, lambda flat: stacked(pack, row, "down", flat=flat).mT)}
-        found |= {"down bias": (experts.down_proj_bias, biases("down"))}
-    else:
-        found |= {
-            "inner": (experts.gate_up_proj, of_experts("gate", "up")),
-            "down": (experts.down_proj, of_experts("down")),
-        }
-    if hasattr(theirs, "shared_experts"):
-        for name in ("gate", "up", "down"):
-            found[f"shared {name}"] = getattr(theirs.shared_experts, f"{name}_proj").weight, plain(f"shared.{name}")
-    with torch.no_grad():
-        for parameter, ours in found.values():
-            parameter.data = ours(pack.weights).clone()
-    return found
-
-
-@pytest.mark.parametrize(
-    ("theirs", "moe", "fields"),
-    [
-        (mixtral, {}, {}),
-        (olmoe, {"weights": "plain"}, {}),
-        (qwen3, {"weights": "plain"}, {}),
-        (gpt_oss, {"gate_alpha": 1.702, "up_offset": 1.0}, {"swiglu_clamp": 0.7, "biases": True}),
-        (deepseek_v3, {"gate": "sigmoid", "scale": 2.5, "groups": 4, "groups_kept": 2, "shared": 1}, {}),
-        (deepseek_v4, {"gate": "sqrt_softplus", "scale": 1.5, "shared": 1}, {"swiglu_clamp": 0.7}),
-    ],
-)
-def test_a_block_of_transformers(theirs: Callable[[], nn.Module], moe: dict[str, Any], fields: dict[str, Any]) -> None:
-    """What it gives to 1e-10, and the gradients of its input and of every tensor to 1e-9, in float64."""
-    trial = mixed(moe, **fields)
-    pack, ours = branch_of(trial)
-    drawn = torch.Generator().manual_seed(2)
-    x, dy = (torch.randn(2, 16, WIDTH, dtype=torch.float64, generator=drawn) for _ in range(2))
-    given = x.clone().requires_grad_()
-    y = ours(given)
-    y.backward(dy)
-    for row in range(2):
-        oracle = theirs()
-        parameters = put(oracle, pack, row)
-        read = x[row].view(2, 8, WIDTH).clone().requires_grad_()
-        with in_float64():
-            told = oracle(read)
-            told = (told[0] if isinstance(told, tuple) else told).view(16, WIDTH)
-            told.backward(dy[row])
-        torch.testing.assert_close(y[row], told, rtol=0, atol=1e-10)
-        assert given.grad is not None and read.grad is not None
-        torch.testing.assert_close(given.grad[row], read.grad.view(16, WIDTH), rtol=0, atol=1e-9)
-        for name, (parameter, of) in parameters.items():
-            assert parameter.grad is not None, name
-            torch.testing.assert_close(of(pack.gradients), parameter.grad, rtol=0, atol=1e-9, msg=name)
-
-
-def test_the_losses_of_a_router_are_those_of_transformers() -> None:
-    """Theirs is k at balance, and ours 1; the z-loss of Switch."""
-    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
-    from transformers.models.switch_transformers.modeling_switch_transformers import router_z_loss_func
-
-    z = torch.randn(2, 16, EXPERTS, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
-    scores = z.softmax(-1)
-    ours = balance_loss(scores, chosen(scores, TOP))
-    theirs = torch.stack([load_balancing_loss_func((row,), EXPERTS, TOP).double() for row in z])
-    torch.testing.assert_close(ours, theirs / TOP, rtol=1e-6, atol=0)
-    gradients = (torch.autograd.grad(loss.sum(), z, retain_graph=True)[0] for loss in (ours, theirs / TOP))
-    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-9)
-    told = torch.stack([router_z_loss_func(row[None]) for row in z])
-    torch.testing.assert_close(router_z_loss(z), told, rtol=1e-12, atol=0)
-    both = (torch.autograd.grad(loss.sum(), z, retain_graph=True)[0] for loss in (router_z_loss(z), told))
-    torch.testing.assert_close(*both, rtol=1e-10, atol=1e-14)
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------
@@ -294,7 +73,7 @@ def test_slots_are_those_of_the_tokens_in_their_order() -> None:
     choice = torch.tensor([[[1, 0], [1, 2], [0, 1]]])
     slots = ExpertSlots.of(choice, 4)
     assert slots.loads.tolist() == [[2, 3, 1, 0]]
-    assert slots.tokens.view(4, 3).tolist() == [[0, 2, 3], [0, 1, 2], [1, 3, 3], [3, 3, 3]], "3: nobody's"
+    assert slots.sources.view(4, 3).tolist() == [[1, 4, 6], [0, 2, 5], [3, 6, 6], [6, 6, 6]], "6: nobody's"
     assert slots.places.tolist() == [[3, 0, 4, 6, 1, 5]]
 
 
@@ -424,6 +203,35 @@ def test_the_ways_of_an_accelerator_give_the_same(monkeypatch: pytest.MonkeyPatc
     there = engine.run(trials).signals
     for name in ("loss", "grad_norm", "expert_share", "router_entropy"):
         np.testing.assert_allclose(here[name], there[name], rtol=1e-4, err_msg=name)
+
+
+def test_a_bias_moves_towards_even_loads_after_each_step_and_weighs_nothing() -> None:
+    """By its rate, against what an expert has more than the mean of a step's tokens, of all ranks and micro-batches."""
+    rate, seen = 0.125, []
+    trial = mixed({"bias_rate": rate, "gate": "sigmoid"}, steps=3, batch=4, ranks=2, micro_batches=2)
+
+    def listen(pack: Pack) -> None:
+        pack.model.taps.attach(f"{NAME}.loads", lambda name, x: seen.append(x.detach().clone()))
+
+    found = dict(engine.run([trial, trial], prepare=listen).pack.rows_state)["router_bias"]
+    expected = torch.zeros_like(found[:, 0])
+    assert len(seen) == 3 * 4, "of neither validation nor what is computed again"
+    for step in range(3):
+        loads = torch.stack(seen[4 * step : 4 * step + 4]).sum(0)
+        assert torch.allclose(loads.sum(-1), torch.full((2,), 4.0 * TOP, dtype=loads.dtype))
+        expected += rate * (loads.mean(-1, keepdim=True) - loads).sign()
+    assert torch.equal(found[:, 0], expected) and expected.any()
+
+
+def test_a_row_that_does_not_step_keeps_its_biases() -> None:
+    """Its gradient is not finite, and it freezes; the others go on."""
+    trial = mixed({"bias_rate": 0.125}, steps=6, precision="fp32")
+    ruin = Change(Site.REDUCED_GRADIENT, range(3, 4), fill_first("embedding", np.nan))
+    run = engine.run([trial] * 8, {1: ruin}, block=10)  # one of eight is too few to be dropped
+    bias = dict(run.pack.rows_state)["router_bias"]
+    assert run.pack.rows == list(range(8))
+    assert torch.equal(bias[0], bias[2]) and not torch.equal(bias[0], bias[1])
+    assert run.result.acts[1]["moe.bias_rate"] == 3 and run.result.acts[0]["moe.bias_rate"] == 6
 
 
 def test_losses_of_the_router_move_it_and_are_not_reported() -> None:

@@ -133,7 +133,7 @@ def test_a_trial_that_is_not_watched_keeps_its_id() -> None:
         (["detect=gain_peers"], "detect=gain_peers: it compares ranks, and train.ranks=1; allowed: train.ranks >= 3"),
         (
             ["detect=expert_share"],
-            "detect=expert_share: it watches expert_share, and this model has no blocks.0.moe.logits; allowed: ",
+            "detect=expert_share: it watches expert_share, and this model has no blocks.0.moe.loads; allowed: ",
         ),
         (
             ["detect=moment_bound", "optim.name=sgd"],

@@ -67,6 +67,9 @@ class Options:
     up_offset: float = number(STRUCTURAL, 0.0, "what is added to the linear part of a gated expert; gpt-oss: 1")
     balance: float = number(PER_TRIAL, 0.01, "weight of the balance loss over the batch", low=0)
     balance_sequence: float = number(PER_TRIAL, 0.0, "weight of the balance loss within each sequence", low=0)
+    bias_rate: float = number(
+        PER_TRIAL, 0.0, "by how much a bias on scores moves after a step, towards even loads; 0: there is none", low=0
+    )
     router_z: float = number(PER_TRIAL, 0.0, "weight of the mean squared log-sum-exp of router logits", low=0)
 
 
@@ -114,7 +117,7 @@ class Moe(Branch):
 
     def taps(self, sequences: int) -> Mapping[str, tuple[int, ...]]:
         tokens, o = sequences * self.model.context, self.options
-        shapes = {"logits": (tokens, o.experts), "weights": (tokens, o.top)}
+        shapes = {"logits": (tokens, o.experts), "weights": (tokens, o.top), "loads": (o.experts,)}
         return shapes | {"output": (tokens, self.model.width)}
 
     def kept(self) -> int:
@@ -156,11 +159,14 @@ class Moe(Branch):
     def parts(self, trial: Trial) -> Iterator[str]:
         if trial.model.swiglu_clamp is not None:
             yield SWIGLU_CLAMP
+        if self.options.bias_rate:
+            yield "moe.bias_rate"
 
     def __call__(self, tools: Tools, name: str, x_RxNxD: Tensor, context: int) -> Tensor:
         o = self.options
         scores, choice, weights = self._routed(tools, name, x_RxNxD, context)
         slots = ExpertSlots.of(choice, o.experts)
+        tools.taps(f"{name}.loads", slots.loads.to(tools.dtype) / choice.shape[1])
         y = combined(self._experts(tools, name, dispatched(x_RxNxD, slots)), tools.precision(weights), slots)
         if o.shared:
             y = y + self._shared(tools, name, x_RxNxD)
@@ -177,7 +183,10 @@ class Moe(Branch):
             logits = tools.linear(x_RxNxD, f"{name}.router")
         logits = tools.taps(f"{name}.logits", logits.to(tools.dtype))
         scores = GATES[o.gate](logits)
-        choice = chosen(scores, o.top, o.groups, o.groups_kept)
+        ranked = scores.detach()
+        if tools.router_bias is not None:
+            ranked = ranked + tools.router_bias.of(int(name.split(".")[1]), tools.part.rows)
+        choice = chosen(ranked, o.top, o.groups, o.groups_kept)
         weights = picked(scores, choice)
         if o.weights == "renormalised":
             weights = renormalised(weights)

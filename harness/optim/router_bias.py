@@ -1,0 +1,59 @@
+"""A bias on a router's scores, by which experts are chosen and not weighted, moved towards even loads after a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from harness.config import Model, Trial
+from harness.model import sums
+from harness.model.state import State
+from harness.model.taps import Taps
+from harness.optim.over_ranks import OverRanks
+
+
+class RouterBias:
+    """b_i += `moe.bias_rate` sign(mean load - load_i), by the tokens of a step over all ranks and micro-batches.
+
+    Balance without a loss (Wang et al. 2024, arXiv 2408.15664, algorithm 1; DeepSeek-V3, arXiv 2412.19437, section
+    2.1.2). A row that does not step keeps its biases; they are state of a row, as its weights are.
+    """
+
+    part = "moe.bias_rate"
+
+    def __init__(self, model: Model, experts: int, state: State, like: Tensor, taps: Taps):
+        """`like` has a row for each slot of the pack."""
+        self._shape = model.depth, experts
+        self._bias = state.add("router_bias", like.new_zeros(len(like), *self._shape))
+        for layer in range(model.depth):  # heard where a pass counts: not in validation, nor when it is computed again
+            taps.attach_to_rows(f"blocks.{layer}.moe.loads", self._hear, on_host=False)
+
+    @staticmethod
+    def is_on(trial: Trial) -> bool:
+        """Whether the trial's configuration asks for it."""
+        return bool(trial.section("block").channel_mixer == "moe" and trial.section("moe").bias_rate > 0)
+
+    def bind(self, trials: Sequence[Trial]) -> None:
+        """Work on the rows in use from now on, which are these trials."""
+        bias = self._bias.used
+        rates = [trial.section("moe").bias_rate for trial in trials]
+        self._rate = torch.tensor(rates, dtype=torch.float64).to(bias)[:, None, None]
+        self._loads = bias.new_zeros(len(trials), *self._shape)
+
+    def of(self, layer: int, rows: slice) -> Tensor:
+        """That of a layer's experts in these rows, [r, 1, E]."""
+        return self._bias.used[rows, layer, None]
+
+    def _hear(self, name: str, loads_RxE: Tensor, rows: slice) -> None:
+        self._loads[rows, int(name.split(".")[1])] += loads_RxE.detach()
+
+    def act(self, stepping_R: Tensor, ranks: OverRanks) -> Tensor:
+        """Move the biases of the rows that step; in which rows any has moved, [R]."""
+        loads = ranks.total(self._loads)
+        away = sums.mean(loads)[..., None] - loads
+        moved = self._rate * away.sign() * stepping_R[:, None, None]
+        self._bias.used.add_(torch.where(moved.isfinite(), moved, 0.0))
+        self._loads.fill_(0)
+        return (moved != 0).flatten(1).any(1)
