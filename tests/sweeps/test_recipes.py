@@ -165,11 +165,16 @@ def llama_tensors(model: Model, own: dict[str, Tensor], norms: dict[str, str]) -
         "self_attn.k_proj": "attention.key",
         "self_attn.v_proj": "attention.value",
         "self_attn.o_proj": "attention.projection",
-        "mlp.gate_proj": "feedforward.gate",
-        "mlp.up_proj": "feedforward.up",
-        "mlp.down_proj": "feedforward.down",
     }
+    dense = {"mlp.gate_proj": "feedforward.gate", "mlp.up_proj": "feedforward.up", "mlp.down_proj": "feedforward.down"}
+    is_mixed = "blocks.0.moe.router" in own
+    matrices |= {"mlp.gate": "moe.router"} if is_mixed else dense
     for i in range(model.depth):
+        if is_mixed:
+            parts = {part: [own[f"blocks.{i}.moe.{part}.{e}"] for e in range(8)] for part in ("gate", "up", "down")}
+            inner = [torch.cat(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
+            found[f"model.layers.{i}.mlp.experts.gate_up_proj"] = torch.stack(inner)
+            found[f"model.layers.{i}.mlp.experts.down_proj"] = torch.stack(parts["down"])
         for theirs, ours in (matrices | norms).items():
             values = own[f"blocks.{i}.{ours}"]
             is_turned = ours.rpartition(".")[2] in ("query", "key", "query_norm", "key_norm")
@@ -198,6 +203,12 @@ def theirs_of(trial: Trial) -> tuple[nn.Module, dict[str, str]]:
     if trial.recipe == "llama":
         norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "feedforward_norm"}
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).double(), norms
+    if trial.recipe == "mixtral":
+        norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "moe_norm"}
+        sizes |= {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": feedforward_size(model) // 2}
+        config = transformers.MixtralConfig(**sizes, num_key_value_heads=model.width // model.head_dim)
+        config._experts_implementation = "eager"
+        return transformers.MixtralForCausalLM(config).double(), norms
     norms = {"self_attn.q_norm": "attention.query_norm", "self_attn.k_norm": "attention.key_norm"}
     norms |= {
         "post_attention_layernorm": "attention_output_norm",
@@ -206,10 +217,10 @@ def theirs_of(trial: Trial) -> tuple[nn.Module, dict[str, str]]:
     return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**sizes)).double(), norms
 
 
-@pytest.mark.parametrize("recipe", ["llama", "olmo2"])
+@pytest.mark.parametrize("recipe", ["llama", "mixtral", "olmo2"])
 def test_other_recipes_are_those_of_transformers(recipe: str) -> None:
     """Logits and gradients in float64, once gains are not ones."""
-    pack = packed(f"recipe={recipe}", "train.z_loss=0")
+    pack = packed(f"recipe={recipe}", "train.z_loss=0", *(["moe.balance=0"] if recipe == "mixtral" else []))
     assert pack.planned[0].recipe == recipe
     gains = torch.rand(pack.weights.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.5
     pack.weights.copy_(torch.where(pack.weights == 1, gains, pack.weights))
