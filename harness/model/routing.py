@@ -1,14 +1,15 @@
 """Which experts a token goes to, and the table of slots in which experts take their tokens; trial first everywhere.
 
-Shapes: R trials, N tokens, D features, E experts, K of them for each token. Every expert has a slot for every token, so
-shapes depend neither on the routing nor on a pack's other rows, no token is dropped, and the host waits for nothing. A
-slot without a token reads zeros, and nobody reads what an expert leaves there: what is not finite in one expert stays
-with the tokens that went to it, forwards and backwards. Each (token, choice) has a slot of its own, so nothing is added
-in an order that could change.
+Shapes: R trials, N tokens, D features, E experts, K of them for each token, C slots in each expert. Without a capacity
+C is N: every expert has a slot for every token, and none is dropped. So shapes depend neither on the routing nor on a
+pack's other rows, and the host waits for nothing. A slot without a token reads zeros, and nobody reads what an expert
+leaves there: what is not finite in one expert stays with the tokens that went to it, forwards and backwards. Each
+(token, choice) has a slot of its own, or none, so nothing is added in an order that could change.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -114,10 +115,10 @@ def picked(scores_RxNxE: Tensor, choice_RxNxK: Tensor) -> WithBackward[Tensor]:
 
 @dataclass(frozen=True)
 class ExpertSlots:
-    """The slot of each (token, choice), expert x N + its place there: `places` [R, N K].
+    """The slot of each (token, choice), expert x C + its place there: `places` [R, N K], and E C where it is dropped.
 
-    `sources` [R, E N]: which (token, choice) is in a slot, token x K + choice, and N K where nothing is: the row behind
-    them, which is zero. `loads` [R, E]: how many tokens an expert has.
+    `sources` [R, E C]: which (token, choice) is in a slot, token x K + choice, and N K where nothing is. Both name the
+    row behind the others, which is zero, for nothing. `loads` [R, E]: how many tokens chose an expert.
     """
 
     places: Tensor
@@ -125,22 +126,28 @@ class ExpertSlots:
     loads: Tensor
     experts: int
     top: int
+    room: int  # C
 
     @classmethod
-    def of(cls, choice_RxNxK: Tensor, experts: int) -> ExpertSlots:
-        """Tokens stand in an expert's slots in their own order."""
+    def of(cls, choice_RxNxK: Tensor, experts: int, capacity: float | None = None) -> ExpertSlots:
+        """Tokens stand in an expert's slots in their own order; those beyond its `capacity` are dropped there.
+
+        There is room for capacity x K N / E of them, rounded up (Fedus et al. 2021, arXiv 2101.03961, equation 3).
+        """
         tokens, top = choice_RxNxK.shape[1:]
+        room = tokens if capacity is None else min(tokens, math.ceil(capacity * top * tokens / experts))
         flat = choice_RxNxK.flatten(1)
         numbers = torch.arange(experts, device=flat.device)
         loads, begins = ((flat[..., None] == numbers).sum(1), (flat[..., None] < numbers).sum(1))
         order = flat.sort(dim=1, stable=True).indices
         rank = order.sort(dim=1).indices  # of each in that order
-        places = flat * tokens + rank - begins.gather(1, flat)
-        inside = torch.arange(tokens, device=flat.device)
+        place = rank - begins.gather(1, flat)
+        places = torch.where(place < room, flat * room + place, experts * room)
+        inside = torch.arange(room, device=flat.device)
         ordered = (begins[..., None] + inside).clamp(max=flat.shape[1] - 1).flatten(1)
         is_free = (inside >= loads[..., None]).flatten(1)
         sources = torch.where(is_free, flat.shape[1], order.gather(1, ordered))
-        return cls(places, sources, loads, experts, top)
+        return cls(places, sources, loads, experts, top, room)
 
 
 def _rows(x_RxMxD: Tensor, which_RxS: Tensor) -> Tensor:
@@ -150,6 +157,12 @@ def _rows(x_RxMxD: Tensor, which_RxS: Tensor) -> Tensor:
     return x_RxMxD.reshape(trials * rows, width)[offset.flatten()].view(*which_RxS.shape, width)
 
 
+def _emptied(x_RxExCxD: Tensor, drops: bool) -> Tensor:
+    """The slots one after the other, with a row of zeros behind them where some are asked for that are not there."""
+    flat = x_RxExCxD.flatten(1, 2)
+    return _with_zeros(flat) if drops else flat
+
+
 def _with_zeros(x_RxMxD: Tensor) -> Tensor:
     """A row of zeros behind the others."""
     return torch.cat([x_RxMxD, torch.zeros_like(x_RxMxD[:, :1])], 1)
@@ -157,27 +170,27 @@ def _with_zeros(x_RxMxD: Tensor) -> Tensor:
 
 @differentiable
 def dispatched(x_RxNxD: Tensor, slots: ExpertSlots) -> WithBackward[Tensor]:
-    """What each expert reads in its slots, [R, E, N, D]."""
+    """What each expert reads in its slots, [R, E, C, D]."""
     tokens = x_RxNxD.shape[1]
 
     def backward(dx: Tensor, places: Tensor) -> Tensor:
-        return _added(_rows(dx.flatten(1, 2), places).unflatten(1, (tokens, -1)))
+        return _added(_rows(_emptied(dx, slots.room < tokens), places).unflatten(1, (tokens, -1)))
 
     read = _rows(_with_zeros(x_RxNxD), slots.sources.floor_divide(slots.top))
-    return read.unflatten(1, (slots.experts, tokens)), backward, (slots.places,)
+    return read.unflatten(1, (slots.experts, slots.room)), backward, (slots.places,)
 
 
 @differentiable
-def combined(y_RxExNxD: Tensor, weights_RxNxK: Tensor, slots: ExpertSlots) -> WithBackward[Tensor]:
-    """sum_k w_k expert_k(x), [R, N, D], in the order of the choices."""
-    experts, tokens = y_RxExNxD.shape[1:3]
+def combined(y_RxExCxD: Tensor, weights_RxNxK: Tensor, slots: ExpertSlots) -> WithBackward[Tensor]:
+    """sum_k w_k expert_k(x), [R, N, D], in the order of the choices; nothing of an expert that dropped the token."""
+    tokens = weights_RxNxK.shape[1]
 
     def backward(dy: Tensor, given: Tensor, weights: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
         each = (dy[:, :, None] * weights[..., None]).flatten(1, 2)
-        arrived = _rows(_with_zeros(each), sources).unflatten(1, (experts, tokens))
+        arrived = _rows(_with_zeros(each), sources).unflatten(1, (slots.experts, slots.room))
         return arrived, sums.total(dy[:, :, None] * given)
 
-    given = _rows(y_RxExNxD.flatten(1, 2), slots.places).unflatten(1, (tokens, -1))
+    given = _rows(_emptied(y_RxExCxD, slots.room < tokens), slots.places).unflatten(1, (tokens, -1))
     return _added(given * weights_RxNxK[..., None]), backward, (given, weights_RxNxK, slots.sources)
 
 
@@ -191,9 +204,9 @@ def _added(x_RxNxKxD: Tensor) -> Tensor:
 
 @differentiable
 def expert_linear(
-    x_RxExNxI: Tensor, leaf: Leaf, experts: int, precision: Precision, bias: Leaf | None = None
+    x_RxExCxI: Tensor, leaf: Leaf, experts: int, precision: Precision, bias: Leaf | None = None
 ) -> WithBackward[Tensor]:
-    """x through each expert's own matrix, [R, E, N, out]; `leaf` has them stacked, [R, E out, I], biases [R, E out]."""
+    """x through each expert's own matrix, [R, E, C, out]; `leaf` has them stacked, [R, E out, I], biases [R, E out]."""
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         if bias is not None:
@@ -202,7 +215,7 @@ def expert_linear(
         leaf.gradient.copy_(precision(product(dy.mT, x, tf32=precision.tf32)).flatten(1, 2))
         return precision(product(dy, weight, tf32=precision.tf32))
 
-    x, weight = precision.operand(x_RxExNxI), precision.operand(leaf.weight).unflatten(1, (experts, -1))
+    x, weight = precision.operand(x_RxExCxI), precision.operand(leaf.weight).unflatten(1, (experts, -1))
     y = product(x, weight.mT, tf32=precision.tf32)
     if bias is not None:
         y = y.add_(precision(bias.weight).unflatten(1, (experts, -1))[:, :, None])

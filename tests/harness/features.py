@@ -136,7 +136,7 @@ OTHERS: dict[str, Fields] = {
     "experts": {"block": {"channel_mixer": "moe"}, "moe": {"bias_rate": 0.01, "router_z": 1e-3}},
     "experts, ranks": {
         "block": {"channel_mixer": "moe"},
-        "moe": {"shared": 1},
+        "moe": {"shared": 1, "capacity": 0.9},
         "activation": "swiglu",
         "batch": 4,
         "ranks": 2,

@@ -46,9 +46,10 @@ from tests.harness.test_model_parts_memory import kept_by_a_token_of
         {"moe": {"gate": "sqrt_softplus", "top": 1, "balance": 0.0}, "swiglu_clamp": 0.5},
         {"moe": {"weights": "plain", "router_precision": "products"}, "precision": "bf16", "activation": "gelu"},
         {"moe": {"bias_rate": 0.01, "gate": "sigmoid", "balance": 0.0}, "ranks": 2, "batch": 4},
+        {"moe": {"capacity": 0.8, "router_z": 1e-3}},
         {"moe": {"gate_alpha": 1.702, "up_offset": 1.0}, "biases": True, "micro_batches": 2},
     ],
-    ids=["softmax", "DeepSeek-V3", "DeepSeek-V4", "bf16, plain", "bias", "gpt-oss"],
+    ids=["softmax", "DeepSeek-V3", "DeepSeek-V4", "bf16, plain", "bias", "capacity", "gpt-oss"],
 )
 def test_it_keeps_the_promises_of_settings(fields: dict[str, Any]) -> None:
     check_setting(**{"block": {"channel_mixer": "moe"}, "activation": "swiglu", **fields})
@@ -75,6 +76,29 @@ def test_slots_are_those_of_the_tokens_in_their_order() -> None:
     assert slots.loads.tolist() == [[2, 3, 1, 0]]
     assert slots.sources.view(4, 3).tolist() == [[1, 4, 6], [0, 2, 5], [3, 6, 6], [6, 6, 6]], "6: nobody's"
     assert slots.places.tolist() == [[3, 0, 4, 6, 1, 5]]
+
+
+def test_beyond_its_capacity_an_expert_drops_the_last_tokens() -> None:
+    """Room for two of each: ceil(0.9 x 2 x 3 / 4). The third token's second choice has none."""
+    slots = ExpertSlots.of(torch.tensor([[[1, 0], [1, 2], [0, 1]]]), 4, 0.9)
+    assert slots.room == 2 and slots.loads.tolist() == [[2, 3, 1, 0]], "loads are of what was chosen"
+    assert slots.sources.view(4, 2).tolist() == [[1, 4], [0, 2], [3, 6], [6, 6]]
+    assert slots.places.tolist() == [[2, 0, 3, 4, 1, 8]], "8: behind the last slot"
+
+
+def test_a_capacity_that_holds_all_changes_no_bit_and_a_small_one_drops() -> None:
+    """What is dropped everywhere gives nothing, and has no gradient but those of the router."""
+    x = torch.randn(2, 16, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    free, whole, tight = (branch_of(mixed({"capacity": capacity}))[1](x) for capacity in (None, 4.0, 0.25))
+    assert torch.equal(free, whole)
+    is_gone = (tight == 0).all(-1)
+    assert 0 < is_gone.sum() < is_gone.numel() and not torch.equal(tight, free)
+    assert not is_gone[:, 0].any(), "the first token is in all of its experts"
+    pack, ours = branch_of(mixed({"capacity": 0.25}))
+    given = x.clone().requires_grad_()
+    ours(given).backward(torch.ones_like(x))
+    assert given.grad is not None and (given.grad[is_gone] == 0).all() and (given.grad[~is_gone] != 0).any()
+    assert pack.gradients.isfinite().all()
 
 
 def test_the_balance_loss_is_1_at_balance_and_the_experts_over_k_where_k_take_all() -> None:

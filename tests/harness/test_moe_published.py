@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.model.routing import balance_loss, chosen, router_z_loss
+from harness.model.routing import ExpertSlots, balance_loss, chosen, router_z_loss
 from harness.training.pack import Pack
 from tests.harness.experts import EXPERTS, HIDDEN, NAME, TOP, WIDTH, branch_of, mixed
 
@@ -193,6 +194,23 @@ def test_a_block_of_transformers(theirs: Callable[[], nn.Module], moe: dict[str,
         for name, (parameter, of) in parameters.items():
             assert parameter.grad is not None, name
             torch.testing.assert_close(of(pack.gradients), parameter.grad, rtol=0, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("capacity", [0.5, 1.0, 1.25])
+def test_tokens_are_dropped_as_by_switch(capacity: float) -> None:
+    """Those of one sequence, by its top-1 router: the same tokens lose their expert."""
+    from transformers import SwitchTransformersConfig
+    from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersTop1Router
+
+    z = torch.randn(1, 40, EXPERTS, generator=torch.Generator().manual_seed(4))
+    slots = ExpertSlots.of(chosen(z, 1), EXPERTS, capacity)
+    config = SwitchTransformersConfig(hidden_size=EXPERTS, num_experts=EXPERTS, expert_capacity=slots.room)
+    router = SwitchTransformersTop1Router(config).eval()
+    with torch.no_grad():
+        router.classifier.weight.copy_(torch.eye(EXPERTS))
+        kept, _, _ = router(z)
+    assert slots.room == math.ceil(capacity * 40 / EXPERTS)
+    assert torch.equal(slots.places[0] < EXPERTS * slots.room, kept[0].sum(-1) == 1)
 
 
 def test_the_losses_of_a_router_are_those_of_transformers() -> None:

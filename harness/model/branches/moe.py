@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -58,6 +59,12 @@ class Options:
     scale: float = number(PER_TRIAL, 1.0, "factor on the weights", above=0)
     groups: int = number(STRUCTURAL, 1, "groups of experts, of which the best are looked at", low=1, high=MOST)
     groups_kept: int = number(STRUCTURAL, 1, "groups that are looked at", low=1, high=MOST)
+    capacity: float | None = number(
+        STRUCTURAL,
+        None,
+        "room in each expert as a multiple of even loads, beyond which it drops tokens, the last ones; null: none does",
+        above=0,
+    )
     router_precision: str = choice(
         STRUCTURAL, "fp32", "format of the router's product: that of the weights, or of products", "fp32", "products"
     )
@@ -125,7 +132,8 @@ class Moe(Branch):
         o: Options = self.options
         gated = 4 + 2 * (c.swiglu_clamp is not None)
         inside = gated if self.activation.gated else 2
-        slots = o.experts * (c.width + inside * self.hidden)
+        room = 1.0 if o.capacity is None else min(1.0, o.capacity * o.top / o.experts)
+        slots = math.ceil(room * o.experts * (c.width + inside * self.hidden))
         shared = o.shared * inside * self.hidden
         return c.width + slots + shared + o.top * c.width + 4 * o.experts
 
@@ -165,7 +173,7 @@ class Moe(Branch):
     def __call__(self, tools: Tools, name: str, x_RxNxD: Tensor, context: int) -> Tensor:
         o = self.options
         scores, choice, weights = self._routed(tools, name, x_RxNxD, context)
-        slots = ExpertSlots.of(choice, o.experts)
+        slots = ExpertSlots.of(choice, o.experts, o.capacity)
         tools.taps(f"{name}.loads", slots.loads.to(tools.dtype) / choice.shape[1])
         y = combined(self._experts(tools, name, dispatched(x_RxNxD, slots)), tools.precision(weights), slots)
         if o.shared:
