@@ -86,16 +86,18 @@ def told_crossings(out: Path, most: int, data: Path | None = None, wheres: Seque
             break
         if not of_one(run, folder.logs.get(run.trial)):
             continue
-        other = by.get(run.trial)
+        if (other := by.get(run.trial)) is None:
+            left_out[run.trial] = "no other run of its recipe was trained to the end"
+            continue
         try:
-            found = test.of(run, other) if other else None
+            found = test.of(run, other)
         except ConfigError as error:
             left_out[run.trial] = str(error.reasons[0])
             continue
         if found is None:
-            left_out[run.trial] = "no other run of its recipe was trained to the end"
+            left_out[run.trial] = "its batches show no incident"
         else:
-            rows.append(_row(run.trial, str(other), found, truths[run.trial]))
+            rows.append(_row(run.trial, other, found, truths[run.trial]))
     if not rows and not left_out:
         return ["No incident: there is nothing to cross."]
     lines = table_lines(pd.DataFrame(rows)) if rows else []

@@ -22,12 +22,16 @@ from analysis.reports.printed import table_lines
 from harness.basics.printing import say
 from harness.config import ConfigError
 
+TIMED = (
+    "time: a step of it over one without, {rounds} rounds by turns here, trained by itself from half time on; memory "
+    "as planned for a GPU; state: what a checkpoint holds. "
+)
+UNTIMED = "No step was timed. "
 SAID = (
-    "Each at its own best rate. time: a step of it over one without, {rounds} rounds by turns here, trained by itself "
-    "from half time on; steps: those to the higher of both final losses, over seeds; total: both; memory as planned "
-    "for a GPU; state: what a checkpoint holds. failed: runs not trained, those with faults too. cost: expected to "
-    "completion where a failed run is begun again, with and without it: + costs, - pays. even: the share of runs "
-    "that it has to save. In brackets 95% intervals; that of cost is wider."
+    "Each at its own best rate. {timed}steps: those to the higher of both final losses, over seeds; total: {of}. "
+    "failed: runs not trained, those with faults too. cost: expected to completion where a failed run is begun again, "
+    "with and without it: + costs, - pays. even: the share of runs that it has to save. In brackets 95% intervals; "
+    "that of cost is wider."
 )
 HOUR = 3600
 
@@ -90,7 +94,13 @@ def told_tax(
             rows.append(_row(arm, axis, costs, steps, inputs))
         lines += [f"{_place(place)}, against {axis}={against}", *table_lines(pd.DataFrame(rows)), ""]
         lines += _of_a_run(costs[1] if costs else None, steps, inputs)
-    return [*lines, SAID.format(rounds=rounds)]
+    return [*lines, _said(rounds)]
+
+
+def _said(rounds: int) -> str:
+    if rounds:
+        return SAID.format(timed=TIMED.format(rounds=rounds), of="both")
+    return SAID.format(timed=UNTIMED, of="the same, without time")
 
 
 def _place(place: dict[str, object]) -> str:

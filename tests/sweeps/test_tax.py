@@ -60,6 +60,7 @@ def test_without_rounds_nothing_is_trained(
     main(["tax", str(trained), "--rounds", "0", "--where", "playbook=none"])
     printed = capsys.readouterr().out
     assert "time" not in printed.split("Each at")[0] and "lion" in printed
+    assert "No step was timed." in printed and "rounds by turns" not in printed and "memory" not in printed
 
 
 @pytest.mark.parametrize(
