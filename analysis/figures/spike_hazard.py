@@ -19,7 +19,8 @@ def spike_hazard(results: Results) -> Drawing:
     sweep = results.sweep
     runs = first_spikes(sweep)
     if runs.empty or not runs["spike"].notna().any():
-        why = "no run without a fault that warms up is finished" if runs.empty else "no run without a fault spikes"
+        kind = f"that warms up and was finite for {BEFORE} steps is finished"
+        why = f"no run without a fault {kind if runs.empty else 'spikes'}"
         return Drawing(None, f"No figure: {why}.")
     rates = sweep["lr"].values[runs["trial"]]
     counts = runs["spike"].notna().groupby(rates).sum()

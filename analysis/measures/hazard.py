@@ -39,7 +39,7 @@ def first_spike(loss: np.ndarray, nonfinite_step: float) -> float:
 
 
 def first_spikes(sweep: xr.Dataset) -> pd.DataFrame:
-    """The finished runs without a fault, a playbook or an instant warm-up, a row each.
+    """The finished runs without a fault, a playbook or an instant warm-up, a row each; no run lost before `BEFORE`.
 
     Columns: `trial`, its number along `trial`; `warmup`, in steps; `spike`, the step of its first one, NaN: none;
     `watched`: after how many steps that is known.
@@ -57,7 +57,7 @@ def first_spikes(sweep: xr.Dataset) -> pd.DataFrame:
             spike = first_spike(loss, broken)
             found.append((int(row), warmup, spike, float(steps) if np.isnan(spike) else spike + 1))
     table = pd.DataFrame(found, columns=["trial", "warmup", "spike", "watched"])
-    return table[table["warmup"] > 1].reset_index(drop=True)
+    return table[(table["warmup"] > 1) & (table["watched"] > BEFORE)].reset_index(drop=True)
 
 
 def spans(runs: pd.DataFrame, edges: tuple[float, ...] = EDGES) -> pd.DataFrame:
@@ -65,12 +65,13 @@ def spans(runs: pd.DataFrame, edges: tuple[float, ...] = EDGES) -> pd.DataFrame:
 
     `hazard` are first spikes in a thousand steps of runs without one so far, with `hazard_low` and `hazard_high`, the
     exact 95% interval of a Poisson rate (Garwood 1936). Spans in which no run was watched are left out.
-    In a run's first `BEFORE` steps there is no spike, and the hazard is too low.
+    A run is at risk from step `BEFORE` on: nothing is usual earlier, so what happens there is not counted.
     """
     begin, end = (runs["warmup"].to_numpy()[:, None] * np.array(part) for part in (edges[:-1], edges[1:]))
     watched, spike = runs["watched"].to_numpy()[:, None], runs["spike"].to_numpy()[:, None]
-    steps = np.clip(np.minimum(np.ceil(end), watched) - np.ceil(begin), 0, None).sum(0)
-    spikes = ((spike >= np.ceil(begin)) & (spike < np.ceil(end))).sum(0)
+    begin, end = np.maximum(np.ceil(begin), BEFORE), np.ceil(end)
+    steps = np.clip(np.minimum(end, watched) - begin, 0, None).sum(0)
+    spikes = ((spike >= begin) & (spike < end)).sum(0)
     tail = (1 - CONFIDENCE) / 2
     low, high = chi2.ppf(tail, 2 * spikes) / 2, chi2.ppf(1 - tail, 2 * spikes + 2) / 2
     with np.errstate(divide="ignore", invalid="ignore"):

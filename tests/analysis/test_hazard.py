@@ -53,12 +53,18 @@ def runs(*spikes: float, warmup: int = WARMUP) -> pd.DataFrame:
 
 def test_a_run_is_at_risk_up_to_its_first_spike() -> None:
     table = spans(runs(12.0, 25.0, NEVER), (0.0, 0.5, 1.0, 2.0, 3.0, 9.0))
-    assert table["low"].tolist() == [0.0, 0.5, 1.0, 2.0], "nobody is watched beyond step 60"
-    assert table["steps"].tolist() == [30, 3 + 10 + 10, 6 + 20, 20]
-    assert table["spikes"].tolist() == [0, 1, 1, 0]
-    assert table["hazard"].tolist() == pytest.approx([0, 1000 / 23, 1000 / 26, 0])
+    assert table["low"].tolist() == [0.5, 1.0, 2.0], "nobody is at risk before step 10 or watched beyond step 60"
+    assert table["steps"].tolist() == [3 + 10 + 10, 6 + 20, 20]
+    assert table["spikes"].tolist() == [1, 1, 0]
+    assert table["hazard"].tolist() == pytest.approx([1000 / 23, 1000 / 26, 0])
     assert (table["hazard_low"] <= table["hazard"]).all() and (table["hazard"] < table["hazard_high"]).all()
-    assert table["hazard_high"][0] == pytest.approx(1000 * 3.689 / 30, rel=1e-3)  # of no event, Garwood
+    assert table["hazard_high"][2] == pytest.approx(1000 * 3.689 / 20, rel=1e-3)  # of no event, Garwood
+
+
+def test_where_no_spike_can_be_seen_nobody_is_at_risk() -> None:
+    """The first ten steps, which would make the hazard elsewhere look smaller than it is."""
+    (row,) = spans(runs(NEVER, 4.0, 15.0), (0.0, 1.0)).itertuples()
+    assert (row.steps, row.spikes) == (10 + 6, 1)
 
 
 def test_warm_ups_of_other_lengths_are_laid_one_upon_the_other() -> None:
@@ -72,7 +78,7 @@ def test_the_ratio_of_hazards_has_its_exact_interval() -> None:
     assert (ratio.near, ratio.elsewhere) == (6, 1)
     low, high = NEAR
     at_risk = sum(min(spike + 1, high * WARMUP) - low * WARMUP for spike in near) + 3 * (high - low) * WARMUP
-    rest = sum(low * WARMUP for _ in range(9)) + (41 - 30) + 2 * (STEPS - 30)
+    rest = sum(low * WARMUP - BEFORE for _ in range(9)) + (41 - 30) + 2 * (STEPS - 30)
     assert ratio.value == pytest.approx(6 / at_risk / (1 / rest))
     assert ratio.low < ratio.value < ratio.high and ratio.low > 1
     assert np.isnan(hazard_ratio(runs(NEVER, NEVER)).value)
@@ -88,6 +94,7 @@ def test_of_constant_hazards_the_interval_of_the_ratio_covers_it(factor: float) 
     hazard[int(NEAR[0] * WARMUP) : int(NEAR[1] * WARMUP)] *= factor
     for _ in range(400):
         struck = rng.random((40, STEPS)) < hazard
+        struck[:, :BEFORE] = False
         ratio = hazard_ratio(runs(*np.where(struck.any(1), struck.argmax(1), np.nan)))
         covered += ratio.low <= factor <= ratio.high
     assert covered / 400 >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / 400)
@@ -132,3 +139,13 @@ def test_the_figure_has_a_line_a_rate_and_says_how_much_more_there_is(tmp_path: 
 def test_without_a_spike_there_is_none(tmp_path: Path) -> None:
     drawing = figures(Needs.INCIDENTS)["spike_hazard"].draw(Results.open(written(tmp_path / "out", {})))
     assert drawing.figure is None and drawing.caption == "No figure: no run without a fault spikes."
+
+
+def test_runs_lost_before_a_spike_can_be_seen_are_in_no_figure(tmp_path: Path) -> None:
+    trials = [synthetic.make_trial(32, 1e-2, seed, steps=STEPS) for seed in range(4)]
+    rate = np.minimum(np.arange(1, STEPS + 1) / WARMUP, 1)
+    signals = {"learning_rate": lambda trial: rate, "dropped": lambda trial: np.zeros(STEPS)}
+    synthetic.write_pack(tmp_path / "out", trials, lambda trial: flat(s4=np.nan), signals=signals)
+    drawing = figures(Needs.INCIDENTS)["spike_hazard"].draw(Results.open(tmp_path / "out"))
+    said = "No figure: no run without a fault that warms up and was finite for 10 steps is finished."
+    assert drawing.figure is None and drawing.caption == said
