@@ -16,7 +16,6 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.model.products import CACHE_LINE
-from harness.model.start import start_of, stored_start
 from harness.model.tensors import ScaledTensor
 
 ALIGNMENT = CACHE_LINE // 4  # elements, of at least four bytes each: see harness/model/products.py
@@ -148,12 +147,20 @@ def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, dev
                 _draw(view[r], seed, scaled.name, scaled.is_cut)
         view.mul_(scaled.std / TRUNCATED_STD if scaled.is_cut else scaled.std).add_(scaled.mean)
     flat = flat.to(device, dtype)
+    if any(trial.model.start is not None for trial in trials):
+        _start_from_files(layout, flat, trials)
+    return flat
+
+
+def _start_from_files(layout: Layout, flat: Tensor, trials: Sequence[Trial]) -> None:
+    """Put the stored weights of the trials that start with some in the place of drawn ones. Raises ConfigError."""
+    from harness.model.start import start_of, stored_start  # which loads what reads files
+
     starts = [start_of(trial) for trial in trials]
     for given in {start for start in starts if start is not None}:
         tensors = stored_start(given, {scaled.name: scaled.shape for scaled in layout.tensors})
         for name, values in tensors.items():
-            layout.view(flat, name)[[start == given for start in starts]] = values.to(device, dtype)
-    return flat
+            layout.view(flat, name)[[start == given for start in starts]] = values.to(flat)
 
 
 def _draw(values: Tensor, seed: int, name: str, is_cut: bool) -> Tensor:

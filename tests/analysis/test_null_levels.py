@@ -55,6 +55,7 @@ FOLDERS: dict[str, list[list[str]]] = {
         ["fault=last_bit", "fault.start=4", "optim.beta2=0.9,0.99"],
         ["fault=bit_flip", "fault.site=activation", "fault.tensor=logits", "fault.elements=10,200", "fault.bits=4"],
     ],
+    "spiking": [["fault=none,weight_bit", "optim.lr=1,3"]],
     "answered": [["playbook=none,ladder", "playbook.skip_batches.count=5", "fault=none,nan_gradient"]],
 }
 

@@ -81,7 +81,12 @@ def test_with_another_it_is_the_union_or_refused(name: str) -> None:
             assert values.items() <= trial[section].items(), (name, other)
 
 
-LEFT_OUT = {("start", None), ("token_type", "auto"), ("skip_bad", False)}  # by trials that do without
+LEFT_OUT = {  # by trials that do without
+    ("start", None),
+    ("token_type", "auto"),
+    ("skip_bad", False),
+    ("loss_scale_per", "batch"),
+}
 
 
 def test_hydra_composes_the_same_from_a_list(tmp_path: Path) -> None:
