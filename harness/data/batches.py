@@ -20,11 +20,12 @@ from harness.data.tokenizer import Tokens
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: the increment of splitmix64."""
+OTHERS_KEPT = 2  # stretches of steps that were asked for last, as by what looks ahead
 STEPS_AT_ONCE = 64
 """Starts are hashed for this many steps in one go: one hash is 25 small kernels, too many for each step."""
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """The 64-bit two's complement integer that equals `number` modulo 2^64."""
     return (number + 2**63) % 2**64 - 2**63
 
@@ -36,8 +37,8 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 def mix(x: Tensor) -> Tensor:
     """The finaliser of splitmix64 (Steele et al. 2014, doi 10.1145/2660193.2660195) on int64, which wraps as uint64."""
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    x = (x ^ _shift(x, 30)) * signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * signed(0x94D049BB133111EB)
     return x ^ _shift(x, 31)
 
 
@@ -58,9 +59,9 @@ class Batches:
                 raise ValueError(f"{len(tokens)} {part} tokens; expected: {expected}")
         self._train = _windows(corpus.train, corpus.vocabulary, context, device)
         self._validation = _windows(corpus.validation, corpus.vocabulary, context, device)
-        self._all_keys = mix(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device) + 1)
+        self._all_keys = mix(torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64, device=device) + 1)
         self._keys = self._all_keys
-        self._rows = torch.arange(1, batch + 1, device=device) * _signed(GOLDEN)
+        self._rows = torch.arange(1, batch + 1, device=device) * signed(GOLDEN)
         self._starts: dict[int, Tensor] = {}
 
     def __call__(self, steps: int | Sequence[int]) -> Tensor:
@@ -99,13 +100,14 @@ class Batches:
         self._starts.clear()
 
     def _prepare(self, stretches: set[int]) -> None:
-        """Keep the starts of these stretches of steps, int64 [STEPS_AT_ONCE, R, B] each, and of no others."""
-        if stretches == self._starts.keys():
+        """Have the starts of these stretches of steps, int64 [STEPS_AT_ONCE, R, B] each, and keep a few others."""
+        if stretches <= self._starts.keys():
             return
-        self._starts = {number: self._starts[number] for number in stretches & self._starts.keys()}
+        others = [number for number in self._starts if number not in stretches][-OTHERS_KEPT:]
+        self._starts = {number: self._starts[number] for number in (*others, *sorted(stretches & self._starts.keys()))}
         for number in stretches - self._starts.keys():
             first = number * STEPS_AT_ONCE
-            steps = torch.arange(first, first + STEPS_AT_ONCE, device=self._keys.device) * _signed(GOLDEN)
+            steps = torch.arange(first, first + STEPS_AT_ONCE, device=self._keys.device) * signed(GOLDEN)
             of_steps = mix(self._keys + steps[:, None])
             hashes = mix(of_steps[..., None] + self._rows)
             # 63 bits modulo some millions: the bias towards early starts is below 1e-9.

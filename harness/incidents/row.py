@@ -91,6 +91,10 @@ class IncidentRow:
         first = self.goes_on
         self.intervention.rates.append((factor, first, None if steps is None else first + steps))
 
+    def route_stale(self, steps: int | None) -> None:
+        first = self.goes_on
+        self.intervention.stale.append((first, None if steps is None else first + steps))
+
     def scale_embedding(self, factor: float) -> None:
         self.intervention.embedding *= factor
 

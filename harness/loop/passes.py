@@ -28,7 +28,8 @@ class Fed:
 
     The rate in force, that of the schedule, and tokens so far [R]; the batch as it trains and the weight of each of its
     sequences (None: all count alike); how many of them were dropped [R], which rows train in this pass [R], and of
-    which of them anything of the batch is left [R].
+    which of them anything of the batch is left [R]. Where experts may be those of older weights: the batch that is
+    looked at, and in which rows they are [R].
     """
 
     rate: Tensor
@@ -39,6 +40,8 @@ class Fed:
     dropped: Tensor
     here: Tensor
     trains: Tensor
+    ahead: Tensor | None = None
+    stale: Tensor | None = None
 
 
 class Passes:
@@ -63,10 +66,9 @@ class Passes:
         here = pack.here(pack_step)
         batch, weights = pack.what_trains(batch, pack_step.steps, pack_step.size, here)
         pack.model.stand_at(pack_step.steps)
-        objective = pack.objective
-        return Fed(
-            rate, scheduled, pack.tokens(pack_step.steps), batch, weights, objective.dropped, here, objective.trains
-        )
+        tokens, objective = pack.tokens(pack_step.steps), pack.objective
+        of_batch = batch, weights, objective.dropped, here, objective.trains
+        return Fed(rate, scheduled, tokens, *of_batch, *pack.routes(pack_step.steps))
 
     def train(self, pack_step: PackStep, fed: Fed) -> Found:
         """The step itself: every site between the batch and the update is in it."""
@@ -76,6 +78,8 @@ class Passes:
         strike(Site.LOSS_SCALE, pack_step, pack.loss_scale.shown)
 
         pack.know_weights(here)
+        if pack.stale_routing and fed.stale is not None:
+            pack.stale_routing.begin(pack.objective.passes, fed.batch, fed.ahead, fed.stale, here)
         recorder.begin(pack_step, fed.batch)
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(fed.batch):

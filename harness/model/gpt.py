@@ -26,7 +26,7 @@ from harness.model.precision import Precision
 from harness.model.scaling import branch_multiplier, embedding_multiplier, output_multiplier
 from harness.model.sigma import SingularVectors
 from harness.model.taps import ALL, RowTaps, Taps
-from harness.model.tools import Biases, Notices, Part, Tools
+from harness.model.tools import Biases, ExpertRoutes, Notices, Part, Tools
 
 
 class GPT:
@@ -54,6 +54,7 @@ class GPT:
         self._vectors = vectors
         self.explicit_attention = config.explicit_attention
         self.router_bias: Biases | None = None
+        self.routes: ExpertRoutes | None = None
         self._beside: list[Tensor] = []  # losses of the last pass beside that of its logits
         self.first_sequence = 0  # number within the batch of the first sequence of the next pass
         self._head = "embedding" if config.tied_head else "head"
@@ -79,6 +80,19 @@ class GPT:
             self._at.copy_(sent(torch.tensor(steps), self._at.device))
         self._streams.stand_at([steps] * len(self._at) if isinstance(steps, int) else steps)
 
+    @property
+    def at(self) -> Tensor:
+        """The step of each row, [R]."""
+        return self._at
+
+    def other(self) -> GPT:
+        """Another one alike, for passes of which this one knows nothing; it keeps nothing for a backward pass."""
+        return GPT(self.config, self.layout, self.precision, False, self._vectors, self._branches)
+
+    def stand_with(self, other: GPT) -> None:
+        """At the same steps as another one; of what is random in training nothing follows."""
+        self._at.copy_(other.at)
+
     def begin(self, active_R: Tensor) -> None:
         """Be ready for the forward passes of a step, now that its weights are known.
 
@@ -87,29 +101,33 @@ class GPT:
         if self._vectors:
             self._vectors.iterate(active_R)
 
-    def tools(self, rows: slice = ALL, sequences: int = 1) -> Tools:
-        """For one pass of these rows."""
+    def tools(self, rows: slice = ALL, tokens_RxBxT: Tensor | None = None) -> Tools:
+        """For one pass of these rows: of these tokens, or where none are named one of a single sequence."""
+        sequences = 1 if tokens_RxBxT is None else tokens_RxBxT.shape[1]
         part = self._parts[rows.start or 0]
         numbers = range(self.first_sequence, self.first_sequence + sequences)
-        beside = self._at[part.rows], self._streams, numbers, RowTaps(self.taps, part.rows)
-        return Tools(
-            self.config, self.layout, self.precision, self._vectors, self.notice, part, *beside, self.router_bias
-        )
+        known = self.config, self.layout, self.precision, self._vectors, self.notice
+        now = part, self._at[part.rows], self._streams, numbers, RowTaps(self.taps, part.rows)
+        return Tools(*known, *now, tokens_RxBxT, self.router_bias, self.routes)
 
     def __call__(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> Tensor:
         """Logits [R, B x T, V] of the rows of one part, the first where none is named."""
-        sequences, context = tokens_RxBxT.shape[1:]
-        tools = self.tools(rows, sequences)
-        x = self._embedding(tools, tokens_RxBxT)
-        for i in range(self.config.depth):
-            block = self._checkpointed_block if self.checkpointing else self._block
-            x = tools.taps(f"blocks.{i}.residual", block(tools, i, x, context))
+        tools, x = self.stream(tokens_RxBxT, rows)
         self._beside = list(tools.losses)
         x = tools.norm("final_norm", tools.taps.copied("head.input", x))
         logits = tools.linear(x, self._head).to(self._root.dtype)
         multiplier, cap = output_multiplier(self.config), tools.switched("output_cap", 3)
         logits = logits if multiplier == 1 else logits * multiplier
         return tools.taps("logits", logits if cap is None else soft_cap(logits, cap))
+
+    def stream(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> tuple[Tools, Tensor]:
+        """The residual stream after the last block, [R, B x T, D], and the tools of that pass."""
+        tools, context = self.tools(rows, tokens_RxBxT), tokens_RxBxT.shape[2]
+        x = self._embedding(tools, tokens_RxBxT)
+        for i in range(self.config.depth):
+            block = self._checkpointed_block if self.checkpointing else self._block
+            x = tools.taps(f"blocks.{i}.residual", block(tools, i, x, context))
+        return tools, x
 
     def with_own_losses(self, loss_r: Tensor) -> Tensor:
         """The loss of the last pass, [r], with what its branches want to be differentiated too."""

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from harness.basics.devices import on_cpu
 from harness.model import sums
+from harness.model.dropout import random_words, stream
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.layers import Leaf
 from harness.model.precision import Precision
@@ -96,6 +98,17 @@ def chosen(scores_RxNxE: Tensor, top: int, groups: int = 1, groups_kept: int = 1
         is_kept = (best[..., None] == torch.arange(groups, device=scores.device)).any(-2)
         scores = torch.where(is_kept[..., None], by_group, -torch.inf).flatten(-2)
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top]
+
+
+@lru_cache(maxsize=64)
+def hashed(vocabulary: int, experts: int, top: int, layer: int, device: torch.device) -> Tensor:
+    """The experts of each token of a vocabulary, int64 [V, K], drawn by its number and the layer alone.
+
+    As the first layers of DeepSeek-V4 route, by a table that is theirs; Roller et al. 2021 (arXiv 2106.04426).
+    """
+    start = torch.tensor([stream(0, layer, "experts of tokens")])
+    words = random_words(start, range(vocabulary * experts)).view(vocabulary, experts)
+    return words.sort(dim=-1, stable=True).indices[:, :top].contiguous().to(device)
 
 
 @differentiable

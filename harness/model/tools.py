@@ -31,6 +31,21 @@ class Biases(Protocol):
         """Those of a layer's experts in these rows, [r, 1, E]."""
 
 
+class ExpertRoutes(Protocol):
+    """Experts that were chosen before (harness/training/stale_routing.py)."""
+
+    def routed(
+        self, layer: int, rows: slice, sequences: range, choice_rxnxK: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Experts [r, n, K] in the place of those of the current weights, which tokens go by old ones, and with what.
+
+        The second is [r, n, 1], None for no token; the third [r, n, K], None for the scores that experts have now.
+        """
+
+    def see(self, layer: int, rows: slice, sequences: range, choice_rxnxK: Tensor, weights_rxnxK: Tensor) -> None:
+        """Experts and weights of these tokens as they are now."""
+
+
 @dataclass(frozen=True)
 class Part:
     """Rows that pass through the model together, and what has been looked up for them: weights, gradients [r, P]."""
@@ -47,8 +62,9 @@ class Part:
 class Tools:
     """The same for all parts of a model, in one pass: that of the rows of `part`, `at` their steps, [r].
 
-    `sequences` are the numbers of its sequences in the batch. `vectors` are there where hidden matrices are
-    reparametrised. `notices` are told what acted: a key, where [r], and in which rows. `losses` are added to the loss.
+    `sequences` are the numbers of its sequences in the batch, `tokens` [r, B, T] what they hold. `vectors` are there
+    where hidden matrices are reparametrised. `notices` are told what acted: a key, where [r], and in which rows.
+    `losses` are added to the loss.
     """
 
     config: Model
@@ -61,7 +77,9 @@ class Tools:
     streams: Streams
     sequences: range
     taps: RowTaps
+    tokens: Tensor | None = None
     router_bias: Biases | None = None
+    routes: ExpertRoutes | None = None
     losses: list[Tensor] = field(default_factory=list)
 
     def lose(self, loss_r: Tensor) -> None:

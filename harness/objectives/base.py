@@ -53,6 +53,10 @@ class Objective:
         """Mean loss of these rows, [r]; its backward pass fills the model's gradients."""
         raise NotImplementedError
 
+    def passes(self, model: GPT, batch_rxbxx: Tensor, rows: slice) -> None:
+        """One forward pass, of which nobody wants the loss."""
+        self.loss(model, batch_rxbxx, None, rows)
+
     def held_out(self, tokens: int) -> Tensor:
         """Where windows of the held-out data start that have at least so many targets: int64 [S, k], S segments."""
         raise NotImplementedError

@@ -85,6 +85,9 @@ class Row(Protocol):
     def scale_rate(self, factor: float, steps: int | None) -> None:
         """Its rate is multiplied by a factor for so many steps from here on; None: for good."""
 
+    def route_stale(self, steps: int | None) -> None:
+        """Tokens go to the experts of older weights for so many steps from here on; None: for good."""
+
     def scale_embedding(self, factor: float) -> None:
         """The embedding's gradient is multiplied by a factor from here on."""
 

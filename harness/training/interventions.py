@@ -21,7 +21,7 @@ from harness.recovery.change_recipe import amended
 
 @dataclass
 class Intervention:
-    """Of one trial. `rates` are factors, from a step on, up to another one or for good.
+    """Of one trial. `rates` are factors, from a step on, up to another one or for good; `stale`: such spans of steps.
 
     `reads` are the batches that it reads ahead, each with the step at which that was begun; it reads ahead by their sum
     at every step, also where it goes back to before.
@@ -29,6 +29,7 @@ class Intervention:
 
     reads: list[tuple[int, int]] = field(default_factory=list)
     rates: list[tuple[float, int, int | None]] = field(default_factory=list)
+    stale: list[tuple[int, int | None]] = field(default_factory=list)
     embedding: float = 1.0
     changes: dict[str, Any] = field(default_factory=dict)
     is_spared: bool = False  # of faults of a device
@@ -70,7 +71,7 @@ class Interventions:
     def same(self, trial: int, other: int) -> bool:
         """Whether two trials train alike from here on, as far as this is concerned."""
         alone, twin = self._of.get(trial, Intervention()), self._of.get(other, Intervention())
-        fields = ("batches", "rates", "embedding", "changes")
+        fields = ("batches", "rates", "stale", "embedding", "changes")
         return all(getattr(alone, name) == getattr(twin, name) for name in fields)
 
     def strikes(self, trial: int, is_of_data: bool) -> bool:
@@ -104,6 +105,17 @@ class Interventions:
             factor *= by if step >= first and (end is None or step < end) else 1.0
         return factor
 
+    def stale(self, rows: Sequence[int], steps: Steps) -> Tensor | None:
+        """Which of these rows were asked to route by older weights at these steps, [R]; None: none."""
+        if not any(intervention.stale for intervention in self._of.values()):
+            return None
+        each = [steps] * len(rows) if isinstance(steps, int) else steps
+        return sent(torch.tensor([self._is_stale(*which) for which in zip(rows, each, strict=True)]), self._device)
+
+    def _is_stale(self, trial: int, step: int) -> bool:
+        spans = self._of[trial].stale if trial in self._of else ()
+        return any(step >= first and (end is None or step < end) for first, end in spans)
+
     def embeddings(self, rows: Sequence[int]) -> Mapping[int, float]:
         """Row -> factor on its embedding's gradient, where it is not 1."""
         of = ((row, self._of[trial].embedding) for row, trial in enumerate(rows) if trial in self._of)
@@ -123,4 +135,5 @@ class Interventions:
         self._of = {trial: Intervention(**values) for trial, values in state}
         for intervention in self._of.values():
             intervention.rates = [(by, first, end) for by, first, end in intervention.rates]
+            intervention.stale = [(first, end) for first, end in intervention.stale]
             intervention.reads = [(step, batches) for step, batches in intervention.reads]

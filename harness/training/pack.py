@@ -25,7 +25,7 @@ from harness.model.state import State
 from harness.objectives.base import Steps
 from harness.objectives.table import OBJECTIVES
 from harness.optim.after_step import after_step
-from harness.optim.clippers import CLIPPERS
+from harness.optim.clippers import CLIPPERS, first_to_repair
 from harness.optim.clipping import global_norm
 from harness.optim.loss_scale import LossScale
 from harness.optim.optimizers import OPTIMIZERS, Norms
@@ -37,6 +37,7 @@ from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_
 from harness.training.ranks import Communicator
 from harness.training.row_steps import PackStep, RowSteps
 from harness.training.slots import Slots
+from harness.training.stale_routing import StaleRouting
 from harness.training.twins import Twins
 
 NOTHING = nullcontext()
@@ -88,6 +89,7 @@ class Pack:
         self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors, branches)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
+        self.stale_routing = StaleRouting.of(first, self.model, self._weights, self.rows_state)
         self.after_steps = after_step(here, self.model, self.layout, self._weights, self.rows_state)
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         made = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
@@ -115,26 +117,18 @@ class Pack:
         self.bound += 1
         trials = [self.interventions.acting(number, self.planned[number]) for number in self.slots.planned]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
+        if self.stale_routing:
+            self.stale_routing.bind(trials, self.parts)
         parts: list[Any] = [*self.rank_clippers, *self.clippers, *self.after_steps, *self.guards]
         for part in [self.optimizer, self.loss_scale, *parts]:
             part.bind(trials)
-        first = [self._first_to_repair(trial) for trial in trials]
+        first = [first_to_repair(trial, self.clippers) for trial in trials]
         self._clipper_repairs, self._optimizer_may = (
             torch.tensor([who == name for who in first], device=self.device) for name in ("clipper", "optimizer")
         )
         self._repairs = "clipper" in first or ("optimizer" in first and self.optimizer.repairs_infinity)
         self.objective.bind(trials, self.slots.planned)
         self.acts.bind(self.slots)
-
-    def _first_to_repair(self, trial: Trial) -> str | None:
-        """Who can make a finite step of an infinite gradient: what acts on it first decides, because 0 * inf is NaN.
-
-        With dynamic loss scaling it costs the step before anything acts on it, as in torch.amp.GradScaler.
-        """
-        if trial.train.loss_scaling == "dynamic":
-            return None
-        acting = [clipper.repairs_infinity for clipper in self.clippers if clipper.is_on(trial)]
-        return ("clipper" if acting[0] else None) if acting else "optimizer"
 
     @property
     def rows(self) -> list[int]:
@@ -204,6 +198,12 @@ class Pack:
     def batch(self, steps: Steps) -> Tensor:
         """What the data loader hands out to each row at these steps, [R, B, ...]."""
         return self.objective.batch(self.interventions.positions(self.slots.planned, steps))
+
+    def routes(self, steps: Steps) -> tuple[Tensor | None, Tensor | None]:
+        """Where experts may be those of older weights: the batch to look at, and in which rows they are, [R]."""
+        if self.stale_routing is None:
+            return None, None
+        return self.stale_routing.fed(self.batch, steps, self.interventions.stale(self.slots.planned, steps))
 
     def unscale(self) -> None:
         """Gradients are those of the loss itself; that of the embedding is smaller where a playbook has said so."""

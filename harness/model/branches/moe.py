@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.config import PER_TRIAL, STRUCTURAL, Trial, choice, number, shown
+from harness.config.limits import MOST_STEPS
 from harness.model.branches.base import Branch
 from harness.model.branches.feedforward import SWIGLU_CLAMP, feedforward_size
 from harness.model.layers import ACTIVATIONS, Activation, clamp_swiglu, is_beyond, linear
@@ -23,6 +24,7 @@ from harness.model.routing import (
     combined,
     dispatched,
     expert_linear,
+    hashed,
     picked,
     renormalised,
     router_z_loss,
@@ -47,6 +49,26 @@ class Options:
         "hidden size of an expert; null: so that those of one token have as much as the dense part",
         low=1,
         high=2**20,
+    )
+    routing: str = choice(
+        STRUCTURAL,
+        "live",
+        "by what experts are chosen: the current weights, those of step frozen_from, or a hash of the token",
+        "live",
+        "frozen",
+        "hash",
+    )
+    frozen_from: int = number(
+        PER_TRIAL, 0, "with moe.routing=frozen: the step from which on its weights choose", low=0, high=MOST_STEPS
+    )
+    lag: int = number(
+        STRUCTURAL, 0, "steps before, of whose weights the choice is; 0: the current ones", low=0, high=64
+    )
+    stale: str = choice(
+        STRUCTURAL, "choice", "what is old with a lag: the choice, or its weights too", "choice", "weights"
+    )
+    stale_when: str = choice(
+        PER_TRIAL, "always", "at which steps a lag counts: all, or those for which a playbook asks", "always", "asked"
     )
     gate: str = choice(STRUCTURAL, "softmax", "scores of router logits", table="harness.model.routing:GATES")
     weights: str = choice(
@@ -105,6 +127,11 @@ class Moe(Branch):
         return o.hidden or max(1, feedforward_size(self.model) // (o.top + o.shared))
 
     @property
+    def _is_stale(self) -> bool:
+        """Whether older weights choose."""
+        return bool(self.options.lag) or self.options.routing == "frozen"
+
+    @property
     def _inner(self) -> tuple[str, ...]:
         return ("gate", "up") if self.activation.gated else ("up",)
 
@@ -124,7 +151,8 @@ class Moe(Branch):
 
     def taps(self, sequences: int) -> Mapping[str, tuple[int, ...]]:
         tokens, o = sequences * self.model.context, self.options
-        shapes = {"logits": (tokens, o.experts), "weights": (tokens, o.top), "loads": (o.experts,)}
+        shapes = {"logits": (tokens, o.experts)} | ({"stale": (2,)} if self._is_stale else {})
+        shapes |= {"weights": (tokens, o.top), "loads": (o.experts,)}
         return shapes | {"output": (tokens, self.model.width)}
 
     def kept(self) -> int:
@@ -155,6 +183,7 @@ class Moe(Branch):
         for field, off in (("gate_alpha", 1.0), ("up_offset", 0.0)):
             if (value := getattr(o, field)) != off and not self.activation.gated:
                 yield f"moe.{field}={value}: model.activation={c.activation} has no gate; allowed: {off}"
+        yield from self._refused_stale(trial)
         given = {
             "model.parametrization": (c.parametrization, c.parametrization == "standard", "standard"),
             "model.sigma_reparam": (shown(c.sigma_reparam), not c.sigma_reparam, "false"),
@@ -164,11 +193,43 @@ class Moe(Branch):
             if not is_known:
                 yield f"{key}={value}: is not known for experts and their router; allowed: {allowed}"
 
+    def _refused_stale(self, trial: Trial) -> Iterator[str]:
+        o, key = self.options, "moe.lag" if self.options.lag else "moe.routing"
+        if o.lag and o.routing != "live":
+            yield f"moe.lag={o.lag}: moe.routing={o.routing} has no older choice; allowed: 0"
+        if self._is_stale and (trial.schedule.batch_start or trial.schedule.sequence_start):
+            why = "batches of one size are looked at, and schedule.batch_start or sequence_start lets them grow"
+            yield f"{key}={shown(getattr(o, key[4:]))}: {why}; allowed: neither of these two"
+        if o.stale_when == "asked" and not o.lag:
+            yield "moe.stale_when=asked: there is no moe.lag; allowed: always, or a lag above 0"
+        if o.stale != "choice" and not o.lag:
+            yield f"moe.stale={o.stale}: there is no moe.lag; allowed: choice, or a lag above 0"
+        if o.frozen_from and o.routing != "frozen":
+            yield f"moe.frozen_from={o.frozen_from}: moe.routing={o.routing}; allowed: 0, or moe.routing=frozen"
+        if o.frozen_from >= trial.steps:
+            yield f"moe.frozen_from={o.frozen_from}: beyond the run; allowed: 0 to {trial.steps - 1}"
+        if o.routing == "hash" and trial.objective.name != "next_token":
+            yield f"moe.routing=hash: objective={trial.objective.name} has no tokens; allowed: live or frozen"
+
     def parts(self, trial: Trial) -> Iterator[str]:
         if trial.model.swiglu_clamp is not None:
             yield SWIGLU_CLAMP
         if self.options.bias_rate:
             yield "moe.bias_rate"
+        if self._is_stale:
+            yield self._stale_part
+
+    def idle(self, trial: Trial) -> Iterator[tuple[str, str]]:
+        lag, start = self.options.lag, self.options.frozen_from
+        if lag >= trial.steps:
+            yield "moe.lag", f"moe.lag={lag}: no step of {trial.steps} comes so late; it takes train.steps > {lag}"
+        if self.options.routing == "frozen" and start + 1 >= trial.steps:
+            why = f"no step of {trial.steps} comes after it"
+            yield "moe.routing", f"moe.frozen_from={start}: {why}; it takes train.steps > {start + 1}"
+
+    @property
+    def _stale_part(self) -> str:
+        return "moe.lag" if self.options.lag else "moe.routing"
 
     def __call__(self, tools: Tools, name: str, x_RxNxD: Tensor, context: int) -> Tensor:
         o = self.options
@@ -191,17 +252,43 @@ class Moe(Branch):
             logits = tools.linear(x_RxNxD, f"{name}.router")
         logits = tools.taps(f"{name}.logits", logits.to(tools.dtype))
         scores = GATES[o.gate](logits)
-        ranked = scores.detach()
-        if tools.router_bias is not None:
-            ranked = ranked + tools.router_bias.of(int(name.split(".")[1]), tools.part.rows)
-        choice = chosen(ranked, o.top, o.groups, o.groups_kept)
+        choice, is_old, old_weights = self._choice(tools, name, scores)
         weights = picked(scores, choice)
         if o.weights == "renormalised":
             weights = renormalised(weights)
-        weights = tools.taps(f"{name}.weights", weights * tools.strength("moe.scale", 3, _read("scale")))
+        weights = weights * tools.strength("moe.scale", 3, _read("scale"))
+        if tools.routes:
+            tools.routes.see(_layer(name), tools.part.rows, tools.sequences, choice, weights)
+        if is_old is not None and old_weights is not None:
+            weights = torch.where(is_old, old_weights, weights)
+        weights = tools.taps(f"{name}.weights", weights)
         if torch.is_grad_enabled():
             self._lose(tools, logits, scores, choice, context)
         return scores, choice, weights
+
+    def _choice(self, tools: Tools, name: str, scores: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Experts of these tokens, which of the tokens go by older weights, and the old weights of these, if any."""
+        o, layer, ranked = self.options, _layer(name), scores.detach()
+        if o.routing == "hash" and tools.tokens is not None:
+            vocabulary = tools.layout.by_name["embedding"].shape[0]
+            return hashed(vocabulary, o.experts, o.top, layer, ranked.device)[tools.tokens.flatten(1)], None, None
+        if tools.router_bias is not None:
+            ranked = ranked + tools.router_bias.of(layer, tools.part.rows)
+        choice = chosen(ranked, o.top, o.groups, o.groups_kept)
+        if tools.routes is None:
+            return choice, None, None
+        found, is_old, old_weights = tools.routes.routed(layer, tools.part.rows, tools.sequences, choice)
+        if is_old is not None:
+            self._notice_stale(tools, name, choice, found, is_old)
+        return found, is_old, old_weights
+
+    def _notice_stale(self, tools: Tools, name: str, choice: Tensor, found: Tensor, is_old: Tensor) -> None:
+        """Tell in which trials older weights sent a token elsewhere, and of how many tokens and assignments that is."""
+        is_there = (found[..., None] == choice[..., None, :]).any(-1)  # whether current weights choose it too
+        shares = is_old.any(-1), ~is_there
+        counts = [x.flatten(1).sum(1).to(tools.dtype) / x[0].numel() for x in shares]
+        tools.notice(self._stale_part, counts[1] > 0)
+        tools.taps(f"{name}.stale", torch.stack(counts, 1))
 
     def _lose(self, tools: Tools, logits: Tensor, scores: Tensor, choice: Tensor, context: int) -> None:
         """What the router is asked for beside the loss, where some trial wants it."""
@@ -248,6 +335,10 @@ class Moe(Branch):
         else:
             gate, up = None, tools.linear(x_RxNxD, f"{name}.shared.up")
         return tools.linear(self._hidden(tools, gate, up), f"{name}.shared.down")
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[1])
 
 
 def _read(field: str) -> Callable[[Trial], float]:

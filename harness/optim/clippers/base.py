@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -63,3 +63,15 @@ class Clipper:
         values = [read(trial) for trial in trials]
         exact = [float("inf") if value is None else value for value in values]
         return torch.tensor(exact, dtype=torch.float64, device=self.device)
+
+
+def first_to_repair(trial: Trial, clippers: Iterable[Clipper]) -> str | None:
+    """Who can make a finite step of an infinite gradient: what acts on it first decides, because 0 * inf is NaN.
+
+    `clippers` are in the order in which they act. With dynamic loss scaling it costs the step before anything acts on
+    it, as in torch.amp.GradScaler.
+    """
+    if trial.train.loss_scaling == "dynamic":
+        return None
+    acting = [clipper.repairs_infinity for clipper in clippers if clipper.is_on(trial)]
+    return ("clipper" if acting[0] else None) if acting else "optimizer"
