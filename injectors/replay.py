@@ -24,6 +24,7 @@ from harness.config import (
 from harness.config.names import OWN
 from harness.faults.facts import Facts, shape_of
 from harness.faults.fault import InjectableFault, fault_types
+from harness.model.branches import branches_of
 from harness.storage.stored import read_packs
 from harness.training.sites import Event, Injector, SiteCall
 
@@ -45,7 +46,11 @@ def record_of(trial: Mapping[str, Any], events: list[Mapping[str, Any]], fingerp
         seed = trial["seed"] if seed is None else seed
     else:
         whole = trial_from_dict(trial, fault_types())
-        fault, seed, shape = vars(whole.fault), whole.seeds["fault"], shape_of(whole.model, whole.train)
+        fault, seed, shape = (
+            vars(whole.fault),
+            whole.seeds["fault"],
+            shape_of(whole.model, whole.train, branches_of(whole)),
+        )
     return {
         "fault": fault,
         "seed": seed,

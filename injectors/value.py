@@ -28,7 +28,7 @@ from injectors.fault import located, optimizers_with, wrong_rank
 from injectors.value_strike import CONSTANTS, OPERATIONS, StrikeTarget, ValueChange, ValueStrike, as_int64
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
-SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
+SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.ROUTING, Site.BEFORE_UPDATE))
 MOMENTS = (Site.MOMENT_1, Site.MOMENT_2)
 MODELS = (*OPERATIONS, *CONSTANTS, "set", "scale", "noise", "sign", "round")
 MOST_ELEMENTS = 10**6  # each is drawn on its own

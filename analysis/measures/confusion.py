@@ -63,6 +63,7 @@ OF_KIND = {
     "dropped_rank": GRADIENT,
     "reduction": FORMAT,
     "missed_update": WEIGHT,  # which is not what it should be
+    **dict.fromkeys(("wrong_expert", "swapped_experts", "one_expert", "lost_expert", "late_routing"), UNKNOWN),
 }
 OF_SITE = {
     "weight": WEIGHT,

@@ -13,10 +13,11 @@ import numpy as np
 from torch import Tensor
 
 from harness.config import Model, Train, Trial
+from harness.config.fields import scope_of
 from harness.config.names import Site
 from harness.model.branches import Branches, branches_of
 from harness.model.formats import FORMAT_OF, real_view
-from harness.model.outline import tap_shapes
+from harness.model.outline import route_shapes, tap_shapes
 from harness.model.scaling import tensor_table
 from harness.optim.optimizers import OPTIMIZERS
 from harness.optim.schedules import rates_of, warmup_steps
@@ -37,10 +38,11 @@ IN_A_LOOP = {"optim.name": "optimizer", "train.ranks": "processes", "model.conte
 class Facts:
     """A run of `steps` steps with these `tensors`, by name and shape. What is left out is something that it lacks.
 
-    `taps` are the activations of one rank's batch, by name and shape; `slots` the arrays that the optimizer keeps with
-    an element for each weight, such as moment_1. `formats` are the number formats in which tensors are held, by site
-    and name (`formats_of`); gradients and updates have those of `weight`, gradients of activations those of
-    `activation`. What is left out is held in fp32, and in fp64 with the `precision` of that name.
+    `taps` are the activations of one rank's batch, by name and shape; `routes`, likewise, the numbers of the `experts`
+    to which its tokens are sent; `slots` the arrays that the optimizer keeps with an element for each weight, such as
+    moment_1. `formats` are the number formats in which tensors are held, by site and name (`formats_of`); gradients and
+    updates have those of `weight`, gradients of activations those of `activation`. What is left out is held in fp32,
+    and in fp64 with the `precision` of that name.
 
     A batch has `batch` sequences of `context` tokens. The learning rate of a step is `rate(step)`, and `peak` after a
     warm-up of `warmup` steps. `tokens` is the training text [N], and `token_counts` says how often each token of the
@@ -51,6 +53,8 @@ class Facts:
     steps: int
     tensors: Shapes
     taps: Shapes = field(default_factory=dict)
+    routes: Shapes = field(default_factory=dict)
+    experts: int = 0
     seed: int = 0
     optimizer: str = "none"
     slots: tuple[str, ...] = ()
@@ -142,6 +146,7 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
         trial.steps,
         tensors,
         taps,
+        *_routes(trial),
         seed=trial.seeds["fault"],
         optimizer=trial.optim.name,
         slots=OPTIMIZERS[trial.optim.name].slots,
@@ -160,16 +165,30 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
     )
 
 
+def _routes(trial: Trial) -> tuple[Shapes, int]:
+    """Where tokens are sent to experts, unless that is computed again, and how many experts there are."""
+    branches = branches_of(trial)
+    routes = {} if trial.train.checkpointing else route_shapes(trial.model, trial.train.sequences, branches)
+    return routes, max((getattr(branch.options, "experts", 0) for branch in branches), default=0)
+
+
 @lru_cache(maxsize=64)
 def _places(model: Model, train: Train, vocabulary: int, branches: Branches) -> tuple[Shapes, Shapes, dict[str, Any]]:
     """The tensors and the activations, with their shapes, and what records keep; fused attention keeps no scores."""
     taps, kept = tap_shapes(model, train.sequences, vocabulary, branches), model.explicit_attention
     tensors = {row.name: row.shape for row in tensor_table(model, vocabulary, branches=branches)}
     taps = {name: shape for name, shape in taps.items() if kept or not name.endswith(".scores")}
-    return tensors, taps, shape_of(model, train)
+    return tensors, taps, shape_of(model, train, branches)
 
 
-def shape_of(model: Model, train: Train) -> dict[str, Any]:
+def shape_of(model: Model, train: Train, branches: Branches) -> dict[str, Any]:
     """What decides which addresses a trial has, and what stands there."""
     structure = {f"model.{name}": value for name, value in vars(model).items() if name not in ("seed", "start")}
+    for branch in branches:
+        own = vars(branch.options) if branch.options else {}
+        structure |= {
+            f"{branch.kind}.{name}": x
+            for name, x in own.items()
+            if scope_of(type(branch.options), name) == "structural"
+        }
     return structure | {f"train.{name}": getattr(train, name) for name in ("batch", "ranks", "precision")}

@@ -19,7 +19,7 @@ from harness.config import Model, Trial
 from harness.model.branches import Branches, branches_of
 from harness.model.dropout import Streams
 from harness.model.layers import add_positions, embedding, soft_cap
-from harness.model.outline import tap_shapes
+from harness.model.outline import route_shapes, tap_shapes
 from harness.model.parameters import Layout
 from harness.model.placements import Placement, branch_steps, placement_of
 from harness.model.precision import Precision
@@ -48,7 +48,8 @@ class GPT:
     ):
         self.config, self.layout, self.precision, self.checkpointing = config, layout, precision, checkpointing
         self._branches = branches or branches_of(Trial(config))
-        self.taps = Taps(list(tap_shapes(config, 1, 1, self._branches)))
+        names = *tap_shapes(config, 1, 1, self._branches), *route_shapes(config, 1, self._branches)
+        self.taps = Taps(list(names))
         self.notice: Notices = lambda part, acted_r, rows: None  # is told what acted in a pass, and in which rows
         self._streams = Streams()
         self._vectors = vectors

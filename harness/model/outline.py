@@ -89,3 +89,13 @@ def tap_shapes(model: Model, sequences: int, vocabulary: int, branches: Branches
             shapes |= {f"blocks.{i}.{branch.kind}.{name}": shape for name, shape in inside.items()}
         shapes[f"blocks.{i}.residual"] = stream
     return {**shapes, "head.input": stream, "logits": (sequences * model.context, vocabulary)}
+
+
+def route_shapes(model: Model, sequences: int, branches: Branches) -> dict[str, tuple[int, ...]]:
+    """Every tap at which tokens are sent to a part of a branch, and the shape of their numbers for one trial."""
+    return {
+        f"blocks.{i}.{branch.kind}.{name}": shape
+        for i in range(model.depth)
+        for branch in branches
+        for name, shape in branch.routes(sequences).items()
+    }

@@ -123,6 +123,24 @@ def picked(scores_RxNxE: Tensor, choice_RxNxK: Tensor) -> WithBackward[Tensor]:
     return scores_RxNxE.gather(-1, choice_RxNxK), backward, (choice_RxNxK,)
 
 
+def merged(choice_RxNxK: Tensor, weights_RxNxK: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """Each expert of a token once, with the sum of its weights; the other places are nowhere, which is `experts`."""
+    first = (choice_RxNxK[..., :, None] == choice_RxNxK[..., None, :]).int().argmax(-1)  # place of the first such
+    is_first = first == torch.arange(choice_RxNxK.shape[-1], device=choice_RxNxK.device)
+    return torch.where(is_first, choice_RxNxK, experts), _merged(weights_RxNxK, first)
+
+
+@differentiable
+def _merged(weights_RxNxK: Tensor, first_RxNxK: Tensor) -> WithBackward[Tensor]:
+    places = torch.arange(first_RxNxK.shape[-1], device=first_RxNxK.device)
+
+    def backward(dw: Tensor, first: Tensor) -> Tensor:
+        return dw.gather(-1, first)
+
+    is_there = first_RxNxK[..., None] == places  # [R, N, K, K]: which place takes a weight
+    return _added(torch.where(is_there, weights_RxNxK[..., None], 0.0)), backward, (first_RxNxK,)
+
+
 # --- slots -----------------------------------------------------------------------------------------------------------
 
 
@@ -140,12 +158,16 @@ class ExpertSlots:
     experts: int
     top: int
     room: int  # C
+    drops: bool  # whether some (token, choice) may have no slot
 
     @classmethod
-    def of(cls, choice_RxNxK: Tensor, experts: int, capacity: float | None = None) -> ExpertSlots:
+    def of(
+        cls, choice_RxNxK: Tensor, experts: int, capacity: float | None = None, some_are_lost: bool = False
+    ) -> ExpertSlots:
         """Tokens stand in an expert's slots in their own order; those beyond its `capacity` are dropped there.
 
         There is room for capacity x K N / E of them, rounded up (Fedus et al. 2021, arXiv 2101.03961, equation 3).
+        With `some_are_lost` a choice may be `experts`, which is nowhere; no token has an expert twice.
         """
         tokens, top = choice_RxNxK.shape[1:]
         room = tokens if capacity is None else min(tokens, math.ceil(capacity * top * tokens / experts))
@@ -154,13 +176,13 @@ class ExpertSlots:
         loads, begins = ((flat[..., None] == numbers).sum(1), (flat[..., None] < numbers).sum(1))
         order = flat.sort(dim=1, stable=True).indices
         rank = order.sort(dim=1).indices  # of each in that order
-        place = rank - begins.gather(1, flat)
-        places = torch.where(place < room, flat * room + place, experts * room)
+        place = rank - begins.gather(1, flat.clamp(max=experts - 1) if some_are_lost else flat)
+        places = torch.where((place < room) & (flat < experts), flat * room + place, experts * room)
         inside = torch.arange(room, device=flat.device)
         ordered = (begins[..., None] + inside).clamp(max=flat.shape[1] - 1).flatten(1)
         is_free = (inside >= loads[..., None]).flatten(1)
         sources = torch.where(is_free, flat.shape[1], order.gather(1, ordered))
-        return cls(places, sources, loads, experts, top, room)
+        return cls(places, sources, loads, experts, top, room, some_are_lost or room < tokens)
 
 
 def _rows(x_RxMxD: Tensor, which_RxS: Tensor) -> Tensor:
@@ -187,7 +209,7 @@ def dispatched(x_RxNxD: Tensor, slots: ExpertSlots) -> WithBackward[Tensor]:
     tokens = x_RxNxD.shape[1]
 
     def backward(dx: Tensor, places: Tensor) -> Tensor:
-        return _added(_rows(_emptied(dx, slots.room < tokens), places).unflatten(1, (tokens, -1)))
+        return _added(_rows(_emptied(dx, slots.drops), places).unflatten(1, (tokens, -1)))
 
     read = _rows(_with_zeros(x_RxNxD), slots.sources.floor_divide(slots.top))
     return read.unflatten(1, (slots.experts, slots.room)), backward, (slots.places,)
@@ -203,7 +225,7 @@ def combined(y_RxExCxD: Tensor, weights_RxNxK: Tensor, slots: ExpertSlots) -> Wi
         arrived = _rows(_with_zeros(each), sources).unflatten(1, (slots.experts, slots.room))
         return arrived, sums.total(dy[:, :, None] * given)
 
-    given = _rows(_emptied(y_RxExCxD, slots.room < tokens), slots.places).unflatten(1, (tokens, -1))
+    given = _rows(_emptied(y_RxExCxD, slots.drops), slots.places).unflatten(1, (tokens, -1))
     return _added(given * weights_RxNxK[..., None]), backward, (given, weights_RxNxK, slots.sources)
 
 

@@ -28,7 +28,7 @@ from harness.training.sites import FaultSchedule, Injector, Site, SiteCall
 from harness.training.strikes import Strikes, one
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-AGAIN = (Site.BATCH, Site.ACTIVATION, Site.ACTIVATION_GRADIENT, Site.GRADIENT, Site.REDUCED_GRADIENT)
+AGAIN = (Site.BATCH, Site.ACTIVATION, Site.ROUTING, Site.ACTIVATION_GRADIENT, Site.GRADIENT, Site.REDUCED_GRADIENT)
 LOSS = "loss"
 SEVERAL = 3  # numbers of a tensor that tell of its format: by chance one of float32 is of fp16 once in 8,192 times
 OWN = ("active", "held", "step")  # state that says whether a row trains, and when: the copies do, now

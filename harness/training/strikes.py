@@ -75,7 +75,7 @@ class Strikes:
     @contextmanager
     def at_taps(self, pack_step: PackStep, rank: int) -> Iterator[None]:
         """For one forward and backward pass: the same for activations and their gradients."""
-        due = [(site, *visited) for site in AT_TAPS for visited in self._due(site, pack_step)]
+        due = [(site, *visited) for site in (*AT_TAPS, Site.ROUTING) for visited in self._due(site, pack_step)]
         detach = []
         for site, planned, row, step in due:
             for name in self.fault_schedule.armed[planned].taps:
@@ -105,7 +105,7 @@ class Strikes:
         if not rows.start <= row < rows.stop:
             return
         row -= rows.start
-        if site == Site.ACTIVATION:
+        if site in (Site.ACTIVATION, Site.ROUTING):
             # In place and out of autograd's sight, as a fault of the memory is: the gradient passes straight through.
             self._visit(planned, SiteCall(site, step, {name: x.data[row]}, rank))
             return

@@ -12,6 +12,7 @@ from sweeps.compose.grid import Composer
 
 NEEDED = {"schedule_offset": ["fault.offset=-2"]}
 SPECIAL = {"none", "replay"}  # `replay` does what another fault did: it is tested for each of them
+OF_EXPERTS = {"late_routing", "lost_expert", "one_expert", "swapped_experts", "wrong_expert"}  # in test_routing.py
 
 
 @cache
@@ -31,5 +32,5 @@ def fault(case: str) -> Fault:
 
 def cases() -> list[str]:
     """All options of `fault`, and a bit flip at every site."""
-    options = sorted(set(config_loader().get_group_options("fault")) - SPECIAL)
+    options = sorted(set(config_loader().get_group_options("fault")) - SPECIAL - OF_EXPERTS)
     return [*options, *(f"value at {site}" for site in SITES)]

@@ -50,6 +50,10 @@ class Branch:
         """What taps inside of it can reach, by last names in the order of the forward pass: shapes for one trial."""
         raise NotImplementedError
 
+    def routes(self, sequences: int) -> Mapping[str, tuple[int, ...]]:
+        """Taps at which integers pass, likewise: the numbers of the parts of it to which tokens are sent."""
+        return {}
+
     def kept(self) -> int:
         """Values that one token leaves for the backward pass, its norms included."""
         raise NotImplementedError

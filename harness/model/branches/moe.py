@@ -25,6 +25,7 @@ from harness.model.routing import (
     dispatched,
     expert_linear,
     hashed,
+    merged,
     picked,
     renormalised,
     router_z_loss,
@@ -155,6 +156,9 @@ class Moe(Branch):
         shapes |= {"weights": (tokens, o.top), "loads": (o.experts,)}
         return shapes | {"output": (tokens, self.model.width)}
 
+    def routes(self, sequences: int) -> Mapping[str, tuple[int, ...]]:
+        return {"experts": (sequences * self.model.context, self.options.top)}
+
     def kept(self) -> int:
         c = self.model
         o: Options = self.options
@@ -234,7 +238,10 @@ class Moe(Branch):
     def __call__(self, tools: Tools, name: str, x_RxNxD: Tensor, context: int) -> Tensor:
         o = self.options
         scores, choice, weights = self._routed(tools, name, x_RxNxD, context)
-        slots = ExpertSlots.of(choice, o.experts, o.capacity)
+        if is_struck := f"{name}.experts" in tools.taps:  # which may send tokens twice to an expert, or to none
+            choice = tools.taps.copied(f"{name}.experts", choice)
+            choice, weights = merged(choice, weights, o.experts)
+        slots = ExpertSlots.of(choice, o.experts, o.capacity, is_struck)
         tools.taps(f"{name}.loads", slots.loads.to(tools.dtype) / choice.shape[1])
         y = combined(self._experts(tools, name, dispatched(x_RxNxD, slots)), tools.precision(weights), slots)
         if o.shared:
