@@ -13,7 +13,9 @@ from torch import Tensor
 from harness.config import Trial
 from harness.model.tensors import ScaledTensor
 from harness.optim.optimizers import OPTIMIZERS
+from harness.optim.optimizers.muon import orthogonalised
 from tests.harness.optimizing import STEPS, TENSORS, Rig, different, drawn, share, without
+from tests.harness.optimizing import trial as one_trial
 
 TOLERANCE = 1e-9  # float64 rounds at 1e-16; what divides gradients by their own size amplifies that
 MATRICES = ("embedding", "square", "tall", "head")
@@ -36,14 +38,16 @@ def starts(trial: Trial) -> dict[str, Tensor]:
     return {**found, "head": torch.zeros_like(found["head"])}
 
 
-def assert_equals(trials: Sequence[Trial], expected: Callable[[Trial], Mapping[str, Tensor]]) -> None:
+def assert_equals(
+    trials: Sequence[Trial], expected: Callable[[Trial], Mapping[str, Tensor]], tolerance: float = TOLERANCE
+) -> None:
     """Trains all trials as one pack, and compares the weights of each."""
     rig = Rig(trials)
     rig.train(STEPS)
     for r, trial in enumerate(trials):
         for name, values in expected(trial).items():
             found, start = rig.view(name, r), starts(trial)[name]
-            torch.testing.assert_close(found, values, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(found, values, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
             assert (found - start).abs().max() > 1e-3 * trial.optim.lr, f"{name} hardly moved, which says little"
 
 
@@ -130,6 +134,95 @@ def test_stable_adamw() -> None:
     assert_equals(different("stable_adamw"), trained_by(make))
 
 
+def test_ademamix() -> None:
+    import pytorch_optimizer
+
+    def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
+        own = trial.section("ademamix")
+        kinds = {"alpha": own.alpha, "t_alpha_beta3": own.warmup, "weight_decay": 0.0}
+        return pytorch_optimizer.AdEMAMix(groups, betas=(*betas(trial), own.beta3), **kinds)
+
+    given = [{"warmup": 2 * STEPS}, {"alpha": 2.0, "beta3": 0.99, "warmup": STEPS}, {"beta3": 0.999, "warmup": 70}]
+    assert_equals(different("ademamix", options=given), trained_by(make))
+
+
+def test_the_slow_momentum_warms_up_over_the_run_if_nothing_else_is_said() -> None:
+    whole = Rig([one_trial("ademamix"), one_trial("ademamix", options={"warmup": one_trial("ademamix").steps})])
+    whole.train(3)
+    assert all(torch.equal(whole.view(name, 0), whole.view(name, 1)) for name in MATRICES)
+
+
+def test_cautious_adamw() -> None:
+    import pytorch_optimizer
+
+    def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
+        kinds = {"alpha": 0.0, "weight_decay": 0.0, "cautious": True}  # without its slow momentum it is AdamW
+        return pytorch_optimizer.AdEMAMix(groups, betas=(*betas(trial), 0.999), **kinds)
+
+    assert_equals(different("cautious_adamw"), trained_by(make))
+
+
+@pytest.mark.parametrize("gamma", [0.025, 0.5])
+def test_mars(gamma: float) -> None:
+    """Of matrices; vectors are Adam's. Their code adds 1e-15 to the second moment."""
+    import pytorch_optimizer
+
+    def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
+        kinds = {"gamma": gamma, "betas": betas(trial), "weight_decay": 0.0, "lr": 1.0, "lr_1d": 1.0}
+        return pytorch_optimizer.MARS(without_eps(groups), eps=1e-30, **kinds)
+
+    trials = different("mars", options=[{"gamma": gamma}], eps=1e-30)
+    assert_equals(trials, trained_by(make, only=MATRICES), tolerance=1e-6)
+    assert_equals(trials, trained_by(adam, only=("gain", "scale")))
+
+
+def test_muon() -> None:
+    """Of matrices inside of blocks, with their Newton-Schulz in float64; all others are Adam's."""
+    from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
+
+    def equations(trial: Trial) -> dict[str, Tensor]:
+        found, momentum = {}, trial.section("muon").momentum
+        for scaled in (each for each in TENSORS if each.name in ("square", "tall")):
+            weights, moment = starts(trial)[scaled.name].clone(), torch.zeros(scaled.shape, dtype=torch.float64)
+            for step, rate in enumerate(rates(trial)):
+                gradient = drawn(scaled, trial.seed, step)
+                moment = momentum * moment + gradient
+                way = zero_power_via_newton_schulz_5(gradient + momentum * moment, dtype=torch.float64)
+                size = 0.2 * math.sqrt(max(scaled.shape))
+                weights = weights * (1 - taken(trial, scaled, rate)) - rate * scaled.learning_rate * size * way
+            found[scaled.name] = weights
+        return found
+
+    trials = different("muon", options=[{}, {"momentum": 0.8}])
+    assert_equals(trials, equations)
+    assert_equals(trials, trained_by(adam, only=("embedding", "head", "gain", "scale")))
+
+
+def test_muon_is_that_of_torch_in_bf16() -> None:
+    """Which rounds every product; of the first step in either direction."""
+    tall = next(scaled for scaled in TENSORS if scaled.name == "tall")
+    weight = torch.nn.Parameter(torch.zeros(tall.shape))
+    weight.grad = drawn(tall, 0, 0).float()
+    torch.optim.Muon([weight], lr=1.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
+    found = orthogonalised(drawn(tall, 0, 0)[None])[0] * 0.2 * max(tall.shape) ** 0.5
+    torch.testing.assert_close(-found.float(), weight.detach(), rtol=0.05, atol=0.05)
+    sizes = torch.linalg.svdvals(orthogonalised(drawn(tall, 0, 0)[None])[0])
+    assert float(sizes.min()) > 0.5 and float(sizes.max()) < 1.3
+
+
+def test_a_clipped_gradient_takes_muon_the_same_way() -> None:
+    """Clipping acts on the gradient, whose size the first step of a matrix does not have; Adam's has it in epsilon."""
+    found = []
+    for factor in (1.0, 1e-3):
+        rig = Rig([one_trial("muon"), one_trial("muon", seed=1)])
+        rig.draw(0)
+        rig.gradients.mul_(factor)
+        rig.step()
+        found.append(rig.view("square", 0).clone())
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+OF_OTHERS = ("ademamix", "cautious_adamw", "mars", "muon")  # which have that code or its equations above
 STABLE_SPAM = [{"interval": 20}, {"gamma1": 0.85, "gamma2": 0.99, "interval": 13}, {"gamma3": 0.9, "interval": 1000}]
 
 
@@ -373,4 +466,4 @@ def test_float32_is_the_same_to_rounding(name: str) -> None:
 
 
 def test_every_optimizer_has_an_independent_source() -> None:
-    assert set(OPTIMIZERS) == {"adamw", "sgd", "lion", *EQUATIONS}, "write the equations of a new one out above"
+    assert set(OPTIMIZERS) == {"adamw", "sgd", "lion", *OF_OTHERS, *EQUATIONS}, "write the equations of a new one above"

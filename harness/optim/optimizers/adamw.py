@@ -18,7 +18,7 @@ from harness.optim.optimizers.base import BETAS, CPU_PIECE, Numbers, Optimizer, 
 class Adam(Optimizer):
     """What the relatives of Adam share (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1)."""
 
-    slots = ("moment_1", "moment_2")
+    slots: ClassVar[tuple[str, ...]] = ("moment_1", "moment_2")
     hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {**BETAS, **options("optim", "eps")}
 
     def numbers(self, h: Numbers) -> Numbers:

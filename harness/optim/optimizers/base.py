@@ -54,6 +54,7 @@ class Piece:
     rows: range
     shape: tuple[int, ...]  # for one trial
     is_matrix: bool  # a whole one, [out, in]
+    is_hidden: bool  # and inside a block
     segment: Segment
     weights: Tensor
     gradients: Tensor
@@ -188,7 +189,7 @@ class Optimizer:
         if self.per_tensor or self._limit is not None:
             for number, (scaled, span) in enumerate(zip(self.layout.tensors, self.layout.spans, strict=True)):
                 here = slice(span.start, span.stop)
-                yield from self._stack(span, here, scaled.shape, is_matrix(scaled), number)
+                yield from self._stack(span, here, scaled.shape, scaled, number)
             return
         for segment in self.layout.segments:
             width = self.columns if self._on_cpu else segment.stop - segment.start
@@ -197,11 +198,17 @@ class Optimizer:
                 yield from self._stack(segment, here, (here.stop - here.start,))
 
     def _stack(
-        self, segment: Segment, here: slice, shape: tuple[int, ...], is_matrix: bool = False, number: int | None = None
+        self,
+        segment: Segment,
+        here: slice,
+        shape: tuple[int, ...],
+        scaled: ScaledTensor | None = None,
+        number: int | None = None,
     ) -> Iterator[Piece]:
         """The columns `here` of all rows, as many rows at a time as fit the cache; `number` is that of the tensor."""
         if segment.learning_rate == 0:
             return
+        kinds = scaled is not None and is_matrix(scaled), scaled is not None and scaled.kind in MATRICES
         size, count = here.stop - here.start, len(self.trials)
         columns = dict.fromkeys(self.slots, here)
         if number is not None:
@@ -212,7 +219,7 @@ class Optimizer:
             at = slice(rows.start, rows.stop)
             slots = {name: self.slot(name)[at, place] for name, place in columns.items()}
             weights, gradients = self.weights[at, here], self.gradients[at, here]
-            yield Piece(rows, shape, is_matrix, segment, weights, gradients, slots)
+            yield Piece(rows, shape, *kinds, segment, weights, gradients, slots)
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
