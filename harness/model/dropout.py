@@ -70,19 +70,35 @@ def _shifted_right(z: Tensor, bits: int) -> Tensor:
     return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
+def _words_of(streams_R: Tensor, size: int, sequences: range) -> Tensor:
+    """Random words for `size` elements of each of these sequences, int32 [R, sequences, size].
+
+    They are of a sequence's number in the batch, whatever rank or micro-batch it is in.
+    """
+    numbers = -(-size // 2)  # of 64 bits each, for two elements
+    drawn = random_words(streams_R, range(sequences.start * numbers, sequences.stop * numbers)).view(torch.int32)
+    return drawn.view(len(streams_R), len(sequences), -1)[:, :, :size]
+
+
 def dropped(x_RxNxxx: Tensor, shares_R: Tensor, streams_R: Tensor, sequences: range) -> Tensor:
     """x, of which each trial's share of elements is 0 and the others are divided by 1 - share (Srivastava et al. 2014).
 
-    x holds the `sequences`, one after the other; where they are all of a batch, numbers count from 0. A share is
-    exact to 2^-32.
+    x holds the `sequences`, one after the other. A share is exact to 2^-32.
     """
-    size = x_RxNxxx[0].numel() // len(sequences)
-    numbers = -(-size // 2)  # of 64 bits each, for two elements
-    drawn = random_words(streams_R, range(sequences.start * numbers, sequences.stop * numbers)).view(torch.int32)
-    drawn = drawn.view(len(streams_R), len(sequences), -1)[:, :, :size]
+    drawn = _words_of(streams_R, x_RxNxxx[0].numel() // len(sequences), sequences)
     shares = shares_R.double()
     limits = (shares * 2**32).round() - 2**31
     kept = drawn >= limits.to(torch.int64)[:, None, None]
     factor = (1 / (1 - shares)).to(shares_R.dtype).view(-1, *[1] * (x_RxNxxx.dim() - 1))
     factors = kept.reshape(x_RxNxxx.shape) * factor
     return (x_RxNxxx.to(shares_R.dtype) * factors).to(x_RxNxxx.dtype)
+
+
+def jittered(x_RxNxxx: Tensor, widths_R: Tensor, streams_R: Tensor, sequences: range) -> Tensor:
+    """x, of which each element is multiplied by a number from 1 - width to 1 + width, uniformly drawn, [R, N, ...].
+
+    x holds the `sequences`, one after the other. Where the width is 0, x has the same bits.
+    """
+    drawn = _words_of(streams_R, x_RxNxxx[0].numel() // len(sequences), sequences)
+    factors = 1 + widths_R[:, None, None] * (drawn.to(widths_R.dtype) * 2**-31)
+    return (x_RxNxxx.to(widths_R.dtype) * factors.reshape(x_RxNxxx.shape)).to(x_RxNxxx.dtype)

@@ -77,9 +77,18 @@ def chosen_faults(given: Given | Sequence[Given] | None) -> list[ChosenFault]:
     for one in each:
         with problems.collect():
             chosen = _fault(one)
-            found += [] if chosen is None else [chosen]
+            found += [] if chosen is None else [_reached(chosen)]
     problems.check()
     return found
+
+
+def _reached(chosen: ChosenFault) -> ChosenFault:
+    """The fault, if what it strikes can be seen in any model. Raises ConfigError."""
+    if "routes" in chosen.fault.asks():
+        why = "where a model of one's own sends its tokens is not seen"
+        allowed = "faults of values, such as large_expert at tensors of its experts, or activation_bit at its router"
+        raise ConfigError(f"fault={chosen.fault.name}: {why}; allowed: {allowed}")
+    return chosen
 
 
 def _fault(given: Any) -> ChosenFault | None:

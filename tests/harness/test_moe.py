@@ -16,6 +16,7 @@ from harness.config import ConfigError
 from harness.kernels import use
 from harness.memory.footprint import footprint
 from harness.model.branches import branches_of
+from harness.model.dropout import jittered
 from harness.model.routing import ExpertSlots, balance_loss, chosen
 from harness.testing import check_setting, engine
 from harness.testing.changes import Change, fill_first
@@ -46,7 +47,7 @@ from tests.harness.test_model_parts_memory import kept_by_a_token_of
         {"moe": {"gate": "sqrt_softplus", "top": 1, "balance": 0.0}, "swiglu_clamp": 0.5},
         {"moe": {"weights": "plain", "router_precision": "products"}, "precision": "bf16", "activation": "gelu"},
         {"moe": {"bias_rate": 0.01, "gate": "sigmoid", "balance": 0.0}, "ranks": 2, "batch": 4},
-        {"moe": {"capacity": 0.8, "router_z": 1e-3}},
+        {"moe": {"capacity": 0.8, "router_z": 1e-3, "jitter": 0.1}},
         {"moe": {"gate_alpha": 1.702, "up_offset": 1.0}, "biases": True, "micro_batches": 2},
     ],
     ids=["softmax", "DeepSeek-V3", "DeepSeek-V4", "bf16, plain", "bias", "capacity", "gpt-oss"],
@@ -202,6 +203,25 @@ def test_a_router_that_sends_all_to_one_expert_is_an_alarm() -> None:
     assert (one.signals["expert_share"] == 1).all()
     assert np.flatnonzero(one.signals["alarm_expert_share"][0]).tolist()[0] == 32
     assert not several.signals["alarm_expert_share"].any()
+
+
+def test_what_a_router_reads_is_jittered_in_training_alone() -> None:
+    """Within its bounds, anew at each step and sequence; a neighbour without it keeps every bit, and so do experts."""
+    trials = [mixed({"jitter": width}, steps=2) for width in (0.0, 0.25)]
+    pack, seen = engine.pack_of(trials), []
+    pack.model.taps.attach(f"{NAME}.logits", lambda name, x: seen.append(x.detach().clone()))
+    batch = pack.objective.batch(0)
+    for step in range(2):
+        pack.begin(step)
+        pack.learn(batch)
+    with torch.no_grad():
+        pack.model(batch[:, :, :-1])
+    first, second, plain = (x[1] for x in seen)
+    assert all(torch.equal(x[0], seen[2][0]) for x in seen) and torch.equal(seen[2][0], plain)
+    assert not torch.equal(first, plain) and not torch.equal(first, second)
+    factors = jittered(torch.ones(1, 4096, 8), torch.tensor([0.25]), torch.tensor([7]), range(2))
+    assert 0.75 <= float(factors.min()) < 0.76 and 1.24 < float(factors.max()) <= 1.25
+    assert float(factors.mean()) == pytest.approx(1.0, abs=0.005)
 
 
 def test_memory_is_counted_by_experts_and_slots() -> None:

@@ -13,6 +13,7 @@ from sweeps.compose.grid import Composer
 NEEDED = {"schedule_offset": ["fault.offset=-2"]}
 SPECIAL = {"none", "replay"}  # `replay` does what another fault did: it is tested for each of them
 OF_EXPERTS = {"late_routing", "lost_expert", "one_expert", "swapped_experts", "wrong_expert"}  # in test_routing.py
+OF_EXPERTS |= {"large_expert"}  # a value that is scaled, of a tensor that others lack
 
 
 @cache

@@ -171,7 +171,8 @@ def llama_tensors(model: Model, own: dict[str, Tensor], norms: dict[str, str]) -
     matrices |= {"mlp.gate": "moe.router"} if is_mixed else dense
     for i in range(model.depth):
         if is_mixed:
-            parts = {part: [own[f"blocks.{i}.moe.{part}.{e}"] for e in range(8)] for part in ("gate", "up", "down")}
+            experts = range(len(own[f"blocks.{i}.moe.router"]))
+            parts = {part: [own[f"blocks.{i}.moe.{part}.{e}"] for e in experts] for part in ("gate", "up", "down")}
             inner = [torch.cat(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
             found[f"model.layers.{i}.mlp.experts.gate_up_proj"] = torch.stack(inner)
             found[f"model.layers.{i}.mlp.experts.down_proj"] = torch.stack(parts["down"])
@@ -210,6 +211,12 @@ def theirs_of(trial: Trial) -> tuple[nn.Module, dict[str, str]]:
         config._experts_implementation = "eager"
         return transformers.MixtralForCausalLM(config).double(), norms
     norms = {"self_attn.q_norm": "attention.query_norm", "self_attn.k_norm": "attention.key_norm"}
+    if trial.recipe == "olmoe":
+        norms |= {"input_layernorm": "attention_norm", "post_attention_layernorm": "moe_norm"}
+        sizes |= {"num_experts": 64, "num_experts_per_tok": 8, "intermediate_size": feedforward_size(model) // 8}
+        config = transformers.OlmoeConfig(**sizes)
+        config._experts_implementation = "eager"
+        return transformers.OlmoeForCausalLM(config).double(), norms
     norms |= {
         "post_attention_layernorm": "attention_output_norm",
         "post_feedforward_layernorm": "feedforward_output_norm",
@@ -217,10 +224,14 @@ def theirs_of(trial: Trial) -> tuple[nn.Module, dict[str, str]]:
     return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**sizes)).double(), norms
 
 
-@pytest.mark.parametrize("recipe", ["llama", "mixtral", "olmo2"])
+@pytest.mark.parametrize("recipe", ["llama", "mixtral", "olmo2", "olmoe"])
 def test_other_recipes_are_those_of_transformers(recipe: str) -> None:
     """Logits and gradients in float64, once gains are not ones."""
-    pack = packed(f"recipe={recipe}", "train.z_loss=0", *(["moe.balance=0"] if recipe == "mixtral" else []))
+    pack = packed(
+        f"recipe={recipe}",
+        "train.z_loss=0",
+        *(["moe.balance=0", "moe.router_z=0"] if recipe in ("mixtral", "olmoe") else []),
+    )
     assert pack.planned[0].recipe == recipe
     gains = torch.rand(pack.weights.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.5
     pack.weights.copy_(torch.where(pack.weights == 1, gains, pack.weights))

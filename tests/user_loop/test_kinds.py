@@ -240,3 +240,55 @@ def test_two_processes_go_back_together(tmp_path: Path) -> None:
 def test_a_fault_that_has_to_see_a_ranks_gradients_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="fault.kind=stale_gradient: has to see the gradients of a rank together"):
         two(tmp_path, {"name": "stale_gradient", "start": 5})
+
+
+# --- a mixture of experts --------------------------------------------------------------------------------------------
+
+
+def mixtral() -> Loop:
+    """That of transformers, whose experts are one tensor [E, out, in], and whose router gives several things."""
+    transformers = pytest.importorskip("transformers")
+    seeded()
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": None}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 32}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads, **experts))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    ids = torch.randint(64, (FEW, 4, 16), generator=torch.Generator().manual_seed(1))
+
+    def body(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Loop(model, optimizer, [], lambda: list(ids), body)
+
+
+EXPERTS = "model.layers.1.mlp.experts.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("fault", "tensor", "first"),
+    [
+        ({"name": "weight_bit", "tensor": EXPERTS, "bit": 30}, EXPERTS, 5),
+        ({"name": "large_expert", "tensor": EXPERTS, "elements": 64}, EXPERTS, 5),
+        ({"name": "gradient_bit", "tensor": "*.1.mlp.gate.weight", "bit": 30}, "model.layers.1.mlp.gate.weight", 6),
+        ({"name": "activation_bit", "tensor": "*.1.mlp.gate", "bit": 30}, "model.layers.1.mlp.gate", 5),
+    ],
+)
+def test_experts_and_router_of_transformers_are_struck(fault: dict[str, Any], tensor: str, first: int) -> None:
+    """Disarmed no bit; armed the loss is another from the strike on, and the record names where."""
+    untouched = mixtral()
+    losses = train(untouched)
+    loop = mixtral()
+    assert attached(loop)[0] == losses and same(loop.state(), untouched.state())
+    found, run = attached(mixtral(), fault={**fault, "start": 5})
+    assert found[:first] == losses[:first] and found[first:] != losses[first:]
+    assert {event.tensor for event in run.events} == {tensor} and any(event.changed for event in run.events)
+
+
+def test_routing_of_a_model_of_ones_own_cannot_be_struck() -> None:
+    with pytest.raises(ConfigError, match="fault=lost_expert: where a model of one's own sends its tokens is not seen"):
+        attached(with_optimizer(lambda model: torch.optim.SGD(model.parameters(), lr=0.1)), fault="lost_expert")

@@ -14,6 +14,7 @@ from harness.config import PER_TRIAL, STRUCTURAL, Trial, choice, number, shown
 from harness.config.limits import MOST_STEPS
 from harness.model.branches.base import Branch
 from harness.model.branches.feedforward import SWIGLU_CLAMP, feedforward_size
+from harness.model.dropout import jittered
 from harness.model.layers import ACTIVATIONS, Activation, clamp_swiglu, is_beyond, linear
 from harness.model.precision import Precision
 from harness.model.routing import (
@@ -87,6 +88,9 @@ class Options:
         None,
         "room in each expert as a multiple of even loads, beyond which it drops tokens, the last ones; null: none does",
         above=0,
+    )
+    jitter: float = number(
+        PER_TRIAL, 0.0, "what a router reads is multiplied by 1 - jitter to 1 + jitter in training", low=0, below=1
     )
     router_precision: str = choice(
         STRUCTURAL, "fp32", "format of the router's product: that of the weights, or of products", "fp32", "products"
@@ -251,6 +255,9 @@ class Moe(Branch):
     def _routed(self, tools: Tools, name: str, x_RxNxD: Tensor, context: int) -> tuple[Tensor, Tensor, Tensor]:
         """Scores [R, N, E], choice and weights [R, N, K]."""
         o = self.options
+        if torch.is_grad_enabled() and any(trial.section("moe").jitter for trial in tools.part.trials):
+            streams = tools.streams.at(f"{name}.jitter")[tools.part.rows]
+            x_RxNxD = jittered(x_RxNxD, tools.strength("moe.jitter", 1, _read("jitter")), streams, tools.sequences)
         if o.router_precision == "fp32":
             router = tools.leaf(f"{name}.router")
             bias = tools.leaf(f"{name}.router_bias") if f"{name}.router_bias" in tools.layout.by_name else None
