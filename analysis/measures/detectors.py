@@ -48,7 +48,16 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
     Raises:
         ConfigError: There is no such name, field or value, or the sweep lacks a signal that the detector watches.
     """
-    options = options_of(name, constants)
+    is_alarm, score = _replayed(sweep, name, [options_of(name, constants)])
+    dims = ("trial", "step")
+    return xr.Dataset({"alarm": (dims, is_alarm[0]), "score": (dims, score[0])}, coords=sweep.coords)
+
+
+def _replayed(sweep: xr.Dataset, name: str, options: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Alarms and scores [options, trial, step] of a detector with each of these options: rows of one replay.
+
+    Raises ConfigError as `alarms` does.
+    """
     wanted = stored(DETECTORS[name].watches)
     missing = [signal for signal in wanted if signal not in sweep and (signal != RATE or IN_FORCE not in sweep)]
     if missing:
@@ -56,11 +65,12 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
     least = DETECTORS[name].least_ranks
     if (ranks := int(own_sizes(sweep)["rank"].max(initial=1))) < least:
         raise ConfigError(f"detect={name}: the sweep has train.ranks={ranks} at most; allowed: one of at least {least}")
-    shape = sweep.sizes["trial"], sweep.sizes["step"]
+    shape = len(options), sweep.sizes["trial"], sweep.sizes["step"]
+    at_once = max(1, TRIALS_AT_ONCE // len(options))
     is_alarm, score = np.zeros(shape, bool), np.full(shape, np.nan)
     needed = [name for name in dict.fromkeys([*wanted, *LOOP_SIGNALS, IN_FORCE]) if name in sweep]
-    for begin in range(0, shape[0], TRIALS_AT_ONCE):
-        block = sweep.isel(trial=slice(begin, begin + TRIALS_AT_ONCE))
+    for begin in range(0, shape[1], at_once):
+        block = sweep.isel(trial=slice(begin, begin + at_once))
         read = {signal: block.variables[signal].transpose("trial", "step", ...) for signal in needed}
         values, is_taken = {signal: array.values for signal, array in read.items()}, taken(block)
         is_loop = ~np.isnan(values[JUDGED]).all(1) if JUDGED in values else np.zeros(len(is_taken), bool)
@@ -68,12 +78,13 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
             if some.sizes["rank"] < least:
                 continue
             own = {signal: some.of(values[signal], array.dims) for signal, array in read.items()}
-            rows = begin + some.trials
-            is_alarm[rows], score[rows] = replay(
-                DETECTORS[name], options, _known(own, is_loop[some.trials[0]]), is_taken[some.trials]
-            )
-    dims = ("trial", "step")
-    return xr.Dataset({"alarm": (dims, is_alarm), "score": (dims, score)}, coords=sweep.coords)
+            known = _known(own, is_loop[some.trials[0]])
+            each = [one for one in options for _ in some.trials]
+            again = {signal: np.concatenate([array] * len(options)) for signal, array in known.items()}
+            found = replay(DETECTORS[name], each, again, np.concatenate([is_taken[some.trials]] * len(options)))
+            for target, values_found in zip((is_alarm, score), found, strict=True):
+                target[:, begin + some.trials] = values_found.reshape(len(options), len(some.trials), -1)
+    return is_alarm, score
 
 
 def alarmed(sweep: xr.Dataset, name: str, constants: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
@@ -81,7 +92,15 @@ def alarmed(sweep: xr.Dataset, name: str, constants: Mapping[str, Mapping[str, A
 
     Raises ConfigError as `alarms` does.
     """
-    each = [alarms(sweep, one, **constants.get(one, {}))["alarm"].values for one in name.split("+")]
+    return np.asarray(alarmed_with_each(sweep, name, [constants])[0])
+
+
+def alarmed_with_each(sweep: xr.Dataset, name: str, constants: Sequence[Mapping[str, Mapping[str, Any]]]) -> np.ndarray:
+    """The same with each of several `constants`, bool [constants, trial, step]."""
+    each = [
+        _replayed(sweep, one, [options_of(one, given.get(one, {})) for given in constants])[0]
+        for one in name.split("+")
+    ]
     return np.asarray(np.any(each, axis=0))
 
 

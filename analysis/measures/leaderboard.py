@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.detectors import PER, alarmed, options_of, taken, watched
+from analysis.measures.detectors import PER, alarmed, alarmed_with_each, options_of, taken, watched
 from analysis.measures.known_faults import DAMAGING, LOST, SIZES, KnownFaults
 from analysis.measures.statistics import bootstrap, wilson_interval
 
@@ -236,8 +236,10 @@ def moved(
     """
     for name in names:
         usual = {part: _thresholds(part) for part in name.split("+")}
-        for factor in factors if any(usual.values()) else (1.0,):
-            yield name, factor, alarmed(sweep, name, {part: _scaled(own, factor) for part, own in usual.items()})
+        own = tuple(factors) if any(usual.values()) else (1.0,)
+        each = [{part: _scaled(thresholds, factor) for part, thresholds in usual.items()} for factor in own]
+        for factor, is_alarm in zip(own, alarmed_with_each(sweep, name, each), strict=True):
+            yield name, factor, is_alarm
 
 
 def tradeoff(

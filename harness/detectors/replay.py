@@ -17,7 +17,7 @@ from harness.readings.table import READ_BY
 def replay(
     cls: type[Detector], options: Any, signals: Mapping[str, np.ndarray], is_new: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Alarms, bool, and scores, float64, [R, steps] each, of a detector with these options.
+    """Alarms, bool, and scores, float64, [R, steps] each, of a detector with these options, or a list of each row's.
 
     `signals` are [R, steps] or [R, steps, layers], those that it watches at least or what they are made of, and those
     of harness/detectors/loop_signals.py where they are known; `is_new` says which steps a row has taken, [R, steps].
@@ -44,7 +44,7 @@ def replay(
             taken &= torch.from_numpy(~loop.began)
     rows, steps = taken.shape
     like = {signal: values[:, 0] for signal, values in series.items()}
-    detector = cls("detector", [options] * rows, like, State(rows))
+    detector = cls("detector", options if isinstance(options, list) else [options] * rows, like, State(rows))
     alarms, scores = (
         torch.zeros(rows, steps, dtype=torch.bool),
         torch.full((rows, steps), torch.nan, dtype=torch.float64),

@@ -13,9 +13,21 @@ from analysis.__main__ import main
 from analysis.figures.registry import Needs, Results, figures
 from analysis.measures import conditions, detectors, known_faults
 from analysis.measures.conditions import MIXED, TEST, TUNE, registration
+from analysis.measures.detectors import alarmed, measured
 from analysis.measures.known_faults import DAMAGING, HARMLESS, LARGE, LOST, KnownFaults
 from analysis.measures.lead import lead_table, leads
-from analysis.measures.leaderboard import by_group, episodes, false_alarms, first_seen, leaderboard, scored, tradeoff
+from analysis.measures.leaderboard import (
+    _scaled,
+    _thresholds,
+    by_group,
+    episodes,
+    false_alarms,
+    first_seen,
+    leaderboard,
+    moved,
+    scored,
+    tradeoff,
+)
 from analysis.measures.module_flips import flips, sizes_of
 from analysis.measures.outcomes import outcomes_and_notes
 from analysis.reading.open_sweep import open_sweep
@@ -172,6 +184,18 @@ def test_thresholds_move(out: Path) -> None:
     assert combined["recall"].between(0, 1).all()
     assert combined.loc[0.1, "false_alarms"] > combined.loc[1.0, "false_alarms"]
     assert (table["detector"] != "combined").sum() == 2, "these have no threshold that could move"
+
+
+def test_constants_of_each_replay_as_by_themselves(out: Path) -> None:
+    """Of every detector that the runs can be shown to, at its thresholds and away from them; alone and joined."""
+    sweep = open_sweep(out).load()
+    names = measured(sweep)
+    assert len(names) > 8
+    found = {(name, factor): is_alarm for name, factor, is_alarm in moved(sweep, [*names, "finite+loss_ratio"])}
+    assert len(found) > 4 * len(names)
+    for (name, factor), is_alarm in found.items():
+        given = {part: _scaled(_thresholds(part), factor) for part in name.split("+")}
+        np.testing.assert_array_equal(is_alarm, alarmed(sweep, name, given), err_msg=f"{name} {factor}")
 
 
 def test_what_leads(out: Path) -> None:

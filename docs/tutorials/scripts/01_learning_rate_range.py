@@ -21,7 +21,7 @@ import sweeps
 out = f"{tempfile.mkdtemp()}/rates"
 words = [
     *("model.width=32", "model.depth=2", "model.head_dim=16", "model.context=32"),
-    *("train.steps=80", "train.batch=8", "train.validate_every=40", "schedule.warmup=15"),
+    *("train.steps=80", "train.batch=8", "train.validate_every=40", "train.validate_tokens=4096", "schedule.warmup=15"),
     *("mitigation=none,qk_norm,sandwich", "optim.lr=1e-2,1e-1,1,2.5,10", "seed=range(3)"),
 ]
 sweep = sweeps.run(words, out=out, progress=False)

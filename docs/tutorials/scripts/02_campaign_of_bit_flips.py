@@ -22,7 +22,7 @@ import sweeps
 out = f"{tempfile.mkdtemp()}/flips"
 words = [
     *("model.width=32", "model.depth=2", "model.head_dim=16", "model.context=32", "optim.lr=1e-2"),
-    *("train.steps=60", "train.batch=4", "train.validate_every=30", "schedule.warmup=10"),
+    *("train.steps=60", "train.batch=4", "train.validate_every=30", "train.validate_tokens=4096", "schedule.warmup=10"),
     *("fault=bit_flip", "fault.site=weight,gradient,moment_2", "fault.samples=25", "fault.start=10", "fault.until=40"),
 ]
 sweep = sweeps.run(words, out=out, progress=False)

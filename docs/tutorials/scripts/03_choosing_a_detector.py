@@ -18,7 +18,14 @@ import sweeps
 out = f"{tempfile.mkdtemp()}/watched"
 words = [
     *("model.width=32", "model.depth=2", "model.head_dim=16", "model.context=64", "optim.lr=1e-2,3e-2"),
-    *("train.steps=100", "train.batch=8", "train.validate_every=50", "schedule.warmup=15", "seed=range(4)"),
+    *(
+        "train.steps=100",
+        "train.batch=8",
+        "train.validate_every=50",
+        "train.validate_tokens=4096",
+        "schedule.warmup=15",
+        "seed=range(4)",
+    ),
     *("fault=none,weight_bit,rare_tokens,learning_rate_jump", "fault.start=60"),
 ]
 sweep = sweeps.run(words, out=out, progress=False)

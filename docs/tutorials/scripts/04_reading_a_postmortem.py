@@ -18,7 +18,13 @@ import sweeps
 out = f"{tempfile.mkdtemp()}/incident"
 words = [
     *("model.width=48", "model.depth=2", "model.head_dim=16", "model.context=64", "optim.lr=1e-2"),
-    *("train.steps=120", "train.batch=8", "train.validate_every=60", "schedule.warmup=15"),
+    *(
+        "train.steps=120",
+        "train.batch=8",
+        "train.validate_every=60",
+        "train.validate_tokens=4096",
+        "schedule.warmup=15",
+    ),
     *("fault=none,weight_bit", "fault.start=80", "fault.tensor=blocks.*.feedforward.down", "fault.bit=30"),
 ]
 sweep = sweeps.run(words, out=out, progress=False)

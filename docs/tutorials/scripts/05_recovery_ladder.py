@@ -21,7 +21,14 @@ import sweeps
 out = f"{tempfile.mkdtemp()}/ladder"
 words = [
     *("model.width=32", "model.depth=2", "model.head_dim=16", "model.context=32", "optim.lr=1e-2"),
-    *("train.steps=240", "train.batch=8", "train.validate_every=120", "schedule.warmup=15", "seed=range(2)"),
+    *(
+        "train.steps=240",
+        "train.batch=8",
+        "train.validate_every=120",
+        "train.validate_tokens=4096",
+        "schedule.warmup=15",
+        "seed=range(2)",
+    ),
     *("fault=none,weight_bit", "fault.start=200", "fault.tensor=blocks.*.feedforward.down", "fault.bit=30"),
     *("playbook=none,ladder,palm,repair", "playbook.snapshot.every=10", "playbook.snapshot.kept=4"),
     *("playbook.roll_back.back=20", "playbook.skip_batches.count=10", "idle=warn"),

@@ -18,7 +18,7 @@ import sweeps
 folder = Path(tempfile.mkdtemp())
 words = [
     *("model.width=16,32,64", "model.depth=2", "model.head_dim=16", "model.context=32"),
-    *("train.steps=60", "train.batch=4", "train.validate_every=30", "schedule.warmup=10"),
+    *("train.steps=60", "train.batch=4", "train.validate_every=30", "train.validate_tokens=4096", "schedule.warmup=10"),
     *("mitigation=none,mup", "optim.lr=3e-3,1e-2,3e-2,1e-1", "seed=range(3)", "model.base_width=16", "idle=warn"),
 ]
 sweep = sweeps.run(words, out=folder / "widths", progress=False)

@@ -15,7 +15,14 @@ import sweeps
 from sweeps.commands.console import run
 
 folder = Path(tempfile.mkdtemp())
-small = ("model.depth=2", "model.head_dim=8", "model.context=32", "train.batch=4", "idle=warn")
+small = (
+    "model.depth=2",
+    "model.head_dim=8",
+    "model.context=32",
+    "train.batch=4",
+    "idle=warn",
+    "train.validate_tokens=2048",
+)
 
 
 def train(out: str, *words: str, warmup: int = 5) -> None:
