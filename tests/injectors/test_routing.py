@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor
 from harness.config import ConfigError, Fault
 from harness.faults.facts import facts_of
 from harness.model.routing import merged
-from harness.testing import check_fault, engine
+from harness.testing import engine
+from harness.testing.faults import START as PROMISED_START
+from harness.testing.faults import FaultPromises
 from harness.training.pack import Pack
 from injectors.replay import record_of
 from injectors.routing import LateRouting, LostExpert, OneExpert, RoutingFault, SwappedExperts, WrongExpert
@@ -30,9 +33,14 @@ FAULTS: dict[str, RoutingFault] = {
 }
 
 
+PROMISES = FaultPromises(list(FAULTS), lambda name: replace(FAULTS[name], start=PROMISED_START), MOE)
+
+
+@pytest.mark.parametrize("promise", FaultPromises.names())
 @pytest.mark.parametrize("name", FAULTS)
-def test_it_keeps_the_promises_of_faults(name: str) -> None:
-    check_fault(FAULTS[name], **MOE)
+def test_each_promise(name: str, promise: str) -> None:
+    """Of all of them together, in packs that are trained once for each promise."""
+    PROMISES.check(promise, name)
 
 
 class Sent:
