@@ -129,13 +129,15 @@ class StaleRouting:
                     passes(self._scout, piece, rows)
 
     def _keep(self, place_R: Tensor, of_RxB: Tensor, here_R: Tensor) -> None:
-        """Into the ring, of the rows that are `here`."""
+        """Into the ring, of the rows that are `here`: a choice, because writing by an index may sort on a GPU."""
+        slots = torch.arange(self.lag + 1, device=place_R.device)
+        is_slot = (place_R[:, None] == slots) & here_R[:, None]
         pairs = [(self._ring.used, self._seen), (self._of.used, of_RxB)]
         if self._weights_seen is not None:
             pairs.append((self._scores.used, self._weights_seen))
         for ring, values in pairs:
-            is_here = here_R.view(-1, *[1] * (values.dim() - 1))
-            ring[self._index, place_R] = torch.where(is_here, values, ring[self._index, place_R])
+            where = is_slot.view(*is_slot.shape, *[1] * (values.dim() - 1))
+            torch.where(where, values[:, None], ring, out=ring)
 
     def see(self, layer: int, rows: slice, sequences: range, choice_rxnxK: Tensor, weights_rxnxK: Tensor) -> None:
         """In the pass that looks ahead: experts of these tokens, and their weights."""

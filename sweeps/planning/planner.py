@@ -213,7 +213,12 @@ def state_bytes(trial: Trial) -> int:
     """Memory of one trial's weights, gradients and two moments, and of the matrices that the model makes of weights."""
     train = trial.train
     copies = 4 + 2 * (train.ranks > 1) + (train.micro_batches > 1) + bool(trial.model.sigma_reparam)
-    return copies * weight_bytes(trial)
+    return copies * weight_bytes(trial) + branch_bytes(trial)
+
+
+def branch_bytes(trial: Trial) -> int:
+    """Memory that the branches of one trial keep from step to step."""
+    return sum(branch.state_bytes(trial, weight_bytes(trial)) for branch in branches_of(trial))
 
 
 def snapshot_bytes(trial: Trial, device: str) -> int:
@@ -221,7 +226,7 @@ def snapshot_bytes(trial: Trial, device: str) -> int:
     snapshot = trial.section("playbook.snapshot")
     is_here = device == "cpu" or snapshot.on == "device"
     kept = snapshot.kept + (snapshot.every > 1 and waits(trial))
-    return 3 * kept * weight_bytes(trial) if is_here and goes_back(trial) else 0
+    return kept * (3 * weight_bytes(trial) + branch_bytes(trial)) if is_here and goes_back(trial) else 0
 
 
 def weight_bytes(trial: Trial) -> int:

@@ -64,8 +64,10 @@ def _batch(pack: Pack, row: int, step: int) -> Tensor:
 def check_2(bench: Bench) -> None:
     """Steps that are neither the first nor a block's last, with telemetry, clipping and detection."""
     warm, healthy = bench.pick((20, 100), (2, 3))
-    watched = {"detect": {"name": "combined+finite"}}
-    for name, own in {**{p: {"precision": p} for p in PRECISIONS}, "watched by detectors": watched}.items():
+    others = {"watched by detectors": {"detect": {"name": "combined+finite"}}}
+    others |= {"experts": {"block": {"channel_mixer": "moe"}, "moe": {"experts": 4, "top": 2}}}
+    others |= {"experts by older weights": {"block": {"channel_mixer": "moe"}, "moe": {"lag": 4}}}
+    for name, own in {**{p: {"precision": p} for p in PRECISIONS}, **others}.items():
         fields = small(bench, steps=warm + healthy + 5, clip=1.0, **own)
         trials = [trial_of(seed=seed, **fields) for seed in range(bench.pick(8, 2))]
         stopped = _synchronisation(bench, trials, warm, healthy, "error")

@@ -68,7 +68,7 @@ CHECKS: Sequence[Check] = (
         "100 healthy steps under `set_sync_debug_mode('error')`, synchronising operations",
         "0",
         70,
-        each(Mark(most=0), *PRECISIONS, "watched by detectors"),
+        each(Mark(most=0), *PRECISIONS, "watched by detectors", "experts", "experts by older weights"),
     ),
     Check(
         3,

@@ -134,6 +134,8 @@ OTHERS: dict[str, Fields] = {
     "clipped updates": {"clip_update": (0.1, 0.5, 1.0)},
     "decay by the schedule": {"decay_follows": "schedule"},
     "experts": {"block": {"channel_mixer": "moe"}, "moe": {"bias_rate": 0.01, "router_z": 1e-3}},
+    "experts by older weights": {"block": {"channel_mixer": "moe"}, "moe": {"lag": 2, "jitter": 0.1}},
+    "experts by frozen weights": {"block": {"channel_mixer": "moe"}, "moe": {"routing": "frozen", "frozen_from": 1}},
     "experts, ranks": {
         "block": {"channel_mixer": "moe"},
         "moe": {"shared": 1, "capacity": 0.9},

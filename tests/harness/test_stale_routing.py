@@ -12,12 +12,14 @@ from torch import Tensor
 
 from harness.config import ConfigError
 from harness.config.trial import Playbook
+from harness.model.branches import branches_of
 from harness.model.routing import GATES, chosen, hashed
 from harness.testing import check_setting, engine
 from harness.testing.changes import Change, fill_first
 from harness.training.config_checks import check_trial
 from harness.training.pack import Pack
 from harness.training.sites import Site
+from sweeps.planning.planner import state_bytes
 from tests.harness.experts import EXPERTS, TOP, mixed
 
 STEPS, LAG = 7, 3
@@ -191,6 +193,22 @@ def test_a_step_that_is_taken_again_is_the_same() -> None:
     run = engine.run([trial] * 2, {1: ruin}, block=20)
     assert run.result.incidents[1]
     assert torch.equal(run.weights[-1][0], run.weights[-1][1])
+
+
+@pytest.mark.parametrize("moe", [{"lag": 5}, {"lag": 2, "stale": "weights"}, {"routing": "frozen"}, {}])
+def test_memory_of_what_waits_is_counted(moe: dict[str, Any]) -> None:
+    """That of a row's state, and of what stands beside it for a step."""
+    trial = mixed(moe, **LIVE)
+    pack = engine.pack_of([trial] * 2)
+    names = ("experts_ahead", "expert_weights_ahead", "frozen_weights")
+    held = sum(values[0].nbytes for name, values in pack.rows_state if name in names)
+    (branch,) = (one for one in branches_of(trial) if one.kind == "moe")
+    counted = branch.state_bytes(trial, pack.weights[0].nbytes)
+    routes = pack.stale_routing
+    beside = [] if routes is None else [routes._now, routes._seen, routes._weights_now, routes._weights_seen]
+    assert counted == pytest.approx(held + sum(x[0].nbytes for x in beside if x is not None), rel=0.01)
+    assert state_bytes(trial) - counted == state_bytes(mixed({}, **LIVE))
+    assert (counted > 0) is bool(moe)
 
 
 @pytest.mark.parametrize(

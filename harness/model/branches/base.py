@@ -58,6 +58,10 @@ class Branch:
         """Values that one token leaves for the backward pass, its norms included."""
         raise NotImplementedError
 
+    def state_bytes(self, trial: Trial, of_weights: int) -> int:
+        """Memory that a trial's row keeps from step to step because of it, where its weights take `of_weights`."""
+        return 0
+
     def operations(self) -> int:
         """Multiplications of one token, in a forward pass, beside those with the matrices."""
         return 0

@@ -16,7 +16,7 @@ from harness.model.branches.base import Branch
 from harness.model.branches.feedforward import SWIGLU_CLAMP, feedforward_size
 from harness.model.dropout import jittered
 from harness.model.layers import ACTIVATIONS, Activation, clamp_swiglu, is_beyond, linear
-from harness.model.precision import Precision
+from harness.model.precision import FORMATS, Precision
 from harness.model.routing import (
     GATES,
     ExpertSlots,
@@ -35,6 +35,7 @@ from harness.model.tensors import Kind, ModelTensor
 from harness.model.tools import Tools
 
 MOST = 256  # experts
+CHOICE_BYTES = 2  # int16: the number of an expert that waits (harness/training/stale_routing.py)
 LOSSES = ("balance", "balance_sequence", "router_z")
 
 
@@ -172,6 +173,14 @@ class Moe(Branch):
         slots = math.ceil(room * o.experts * (c.width + inside * self.hidden))
         shared = o.shared * inside * self.hidden
         return c.width + slots + shared + o.top * c.width + 4 * o.experts
+
+    def state_bytes(self, trial: Trial, of_weights: int) -> int:
+        o, train = self.options, trial.train
+        choices = trial.model.depth * train.batch * trial.model.context * o.top
+        a_choice = CHOICE_BYTES + (FORMATS[train.precision][0].itemsize if o.stale == "weights" else 0)
+        frozen = of_weights if o.routing == "frozen" else 0
+        # A ring of them, those of the step, and those that are seen ahead.
+        return frozen + ((o.lag + 1 if o.lag else 0) + 2) * choices * a_choice if self._is_stale else 0
 
     def refused(self, trial: Trial) -> Iterator[str]:
         c, o = trial.model, self.options
