@@ -30,6 +30,7 @@ from tests.harness.ladders import SNAPSHOT, START, STEPS, nan, rung, struck, tra
 
 LADDERS = {name: [rung("undo", "oracle")] if name == "undo" else [rung(name)] for name in ACTIONS if name != "carry_on"}
 LADDERS |= {
+    "anticipate": [rung("anticipate+skip")],
     "lower_rate": [rung("lower_rate+skip")],
     "change_recipe": [rung("change_recipe+skip")],
     "shrink_embedding": [rung("shrink_embedding+skip")],

@@ -9,6 +9,7 @@ import torch
 
 from harness.config import ConfigError
 from harness.faults.facts import facts_of
+from harness.model.tensors import MATRICES
 from harness.optim.optimizers import OPTIMIZERS
 from harness.testing import engine
 from harness.training.sites import Site
@@ -30,22 +31,24 @@ def refused(fault, name):
     return reason
 
 
-def scaled(site):
-    return Value(start=START, site=site, tensor="blocks.0.feedforward.up", element=5, model="scale", value=100.0)
+def scaled(site, name="adamw"):
+    """Muon has no second moment of matrices inside of blocks, and zeros in their place."""
+    tensor = "embedding" if name == "muon" else "blocks.0.feedforward.up"
+    return Value(start=START, site=site, tensor=tensor, element=5, model="scale", value=100.0)
 
 
 @cache
 def runs(name):
     """A golden trial, one struck at each moment that there is, and another golden one; and the same without faults."""
     golden, other = trial(name=name), trial(name=name, seed=1)
-    struck = [trial(scaled(site), name=name) for site in MOMENTS if site in OPTIMIZERS[name].slots]
+    struck = [trial(scaled(site, name), name=name) for site in MOMENTS if site in OPTIMIZERS[name].slots]
     return engine.run([golden, *struck, other]), engine.run([*(golden for _ in range(1 + len(struck))), other])
 
 
 @every_optimizer
 @pytest.mark.parametrize("site", MOMENTS)
 def test_a_moment_is_struck_or_refused(name, site):
-    fault = scaled(site)
+    fault = scaled(site, name)
     if site not in OPTIMIZERS[name].slots:
         reason = refused(fault, name)
         assert reason.startswith(f"fault.site={site}: optim.name={name} keeps no such array; allowed: ")
@@ -114,6 +117,9 @@ def test_a_missed_update_leaves_all_that_belongs_to_the_shard(name):
                 for when, values in (("before", before), ("after", after), ("golden", golden))
             }
             as_before, as_golden = (torch.equal(whole["after"], whole[when]) for when in ("before", "golden"))
+            if name == "muon" and key == "moment_2" and scaled.kind in MATRICES:
+                assert not whole["golden"].any() and not whole["after"].any()
+                continue
             assert (as_before, as_golden) == (
                 (True, False) if scaled.name.startswith("blocks.0.") else (False, True)
             ), key

@@ -41,7 +41,7 @@ FILES = {
     "mitigation/device.yaml": (
         "device: cpu",
         "mitigation=device: device=cpu: unknown key",
-        "allowed: adafactor, adagc, block, data, detect, lars, model",
+        "allowed: adafactor, adagc, ademamix, block, data, detect, lars, mars, model",
     ),
     "mitigation/typo.yaml": (
         "about: {txet: What it is}\noptim: {clip: 3}",

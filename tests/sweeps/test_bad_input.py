@@ -132,7 +132,11 @@ CASES = {
     "removed group": (["~mitigation"], "~mitigation: keys cannot be added or removed", "allowed: key=value"),
     "open bracket": (["optim.lr=["], "optim.lr=[: not an override", "allowed: key=value"),
     "open quote": (['optim.lr="1'], 'optim.lr="1: not an override', "allowed: key=value"),
-    "no key": (["=3"], "=3: unknown key", "allowed: adafactor, adagc, block, campaign, checkpoint, cpu, data"),
+    "no key": (
+        ["=3"],
+        "=3: unknown key",
+        "allowed: adafactor, adagc, ademamix, block, campaign, checkpoint, cpu",
+    ),
     "a word alone": (["quickstart"], "quickstart: not an override", "allowed: key=value"),
     "a key alone": (["optim.lr"], "optim.lr: not an override", "allowed: key=value"),
     "given twice": (["seed=1", "seed=2"], "seed=1 seed=2: seed is given 2 times", "allowed: once"),

@@ -40,8 +40,9 @@ class Mars(Adam):
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         gradients, last = piece.gradients, piece.slots["last_gradient"]
+        change = gradients - last
+        last.copy_(gradients)
         if piece.is_matrix:
-            corrected = (gradients - last).mul_(h["change"]).add_(gradients)
-            last.copy_(gradients)
+            corrected = change.mul_(h["change"]).add_(gradients)
             gradients = corrected.div_(norm(corrected).to(corrected.dtype).clamp_(min=1.0))
         return self.direction(piece, h, *self.moments(piece, h, gradients))

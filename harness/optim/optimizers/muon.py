@@ -31,7 +31,8 @@ class Muon(Adam):
 
     A matrix inside a block moves by 0.2 sqrt(max(out, in)) O, with O from five Newton-Schulz iterations on its
     momentum, so that rates and weight decay are AdamW's (arXiv 2502.16982, equation 4). Embeddings, head and vectors
-    take AdamW's step, with `optim.beta1` and `beta2`. Products are in the format of the weights; the authors' are bf16.
+    take AdamW's step, with `optim.beta1` and `beta2`; the others' second moment stays zero. Products are in the format
+    of the weights; the authors' are bf16.
     """
 
     per_tensor = True
