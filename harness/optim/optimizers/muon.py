@@ -26,19 +26,27 @@ class Options:
     momentum: float = number(PER_TRIAL, 0.95, "of matrices inside the blocks, Nesterov's", low=0, below=1)
 
 
+def _wider(trial: Trial) -> float:
+    """sqrt(m), by which the rate of a hidden matrix may fall less than muP's 1 / m, as its update has full rank."""
+    model = trial.model
+    return 1.0 if model.parametrization == "standard" else (model.width / model.base_width) ** 0.5
+
+
 class Muon(Adam):
     """Jordan et al. 2024 (kellerjordan.github.io/posts/muon), with the size of updates of Liu et al. 2025.
 
     A matrix inside a block moves by 0.2 sqrt(max(out, in)) O, with O from five Newton-Schulz iterations on its
     momentum, so that rates and weight decay are AdamW's (arXiv 2502.16982, equation 4). Embeddings, head and vectors
     take AdamW's step, with `optim.beta1` and `beta2`; the others' second moment stays zero. Products are in the format
-    of the weights; the authors' are bf16.
+    of the weights; the authors' are bf16. An update whose singular values are all 1 changes what comes out by its
+    largest one, so under muP its rate falls as 1 / sqrt(m), not as 1 / m (tests/harness/test_coordinate_check.py).
     """
 
     per_tensor = True
     hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {
         **Adam.hyperparameters,
         **options("muon", "momentum"),
+        "wider": _wider,
     }
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
@@ -46,7 +54,7 @@ class Muon(Adam):
             return super().update(piece, h)
         momentum = piece.slots["moment_1"].mul_(h["momentum"]).add_(piece.gradients)
         ahead = (momentum * h["momentum"]).add_(piece.gradients).unflatten(1, piece.shape)
-        return orthogonalised(ahead).flatten(1).mul_(RMS * max(piece.shape) ** 0.5)
+        return orthogonalised(ahead).flatten(1).mul_(RMS * max(piece.shape) ** 0.5).mul_(h["wider"])
 
 
 def orthogonalised(x_rxmxn: Tensor) -> Tensor:
