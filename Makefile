@@ -79,6 +79,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.attach
 	$(BIN)/python -m tests.benchmarks.faults
 	$(BIN)/python -m tests.benchmarks.mitigations
+	$(BIN)/python -m tests.benchmarks.experts
 	$(BIN)/python -m tests.benchmarks.checkpoint
 	$(BIN)/python -m tests.benchmarks.provenance
 	$(BIN)/python -m tests.benchmarks.export

@@ -46,11 +46,8 @@ def record_of(trial: Mapping[str, Any], events: list[Mapping[str, Any]], fingerp
         seed = trial["seed"] if seed is None else seed
     else:
         whole = trial_from_dict(trial, fault_types())
-        fault, seed, shape = (
-            vars(whole.fault),
-            whole.seeds["fault"],
-            shape_of(whole.model, whole.train, branches_of(whole)),
-        )
+        fault, seed = vars(whole.fault), whole.seeds["fault"]
+        shape = shape_of(whole.model, whole.train, branches_of(whole))
     return {
         "fault": fault,
         "seed": seed,

@@ -192,7 +192,10 @@ class Rerouted(Strike):
 
 @dataclass(kw_only=True)
 class LateRoutes(Rerouted):
-    """Keeps where tokens were sent in the last `late` steps; what is not kept any more is sent as it should be."""
+    """Keeps where tokens were sent in the last `late` steps.
+
+    What is not kept any more, or was of another size because batches grow, is sent as it should be.
+    """
 
     late: int
     _kept: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # by step, rank and tap
@@ -217,4 +220,5 @@ class LateRoutes(Rerouted):
         return super().visit(site_call)
 
     def sent(self, site_call: SiteCall, tap: str, experts_NxK: Tensor) -> Tensor:
-        return self._kept.get((site_call.step - self.late, site_call.rank, tap), experts_NxK)
+        kept = self._kept.get((site_call.step - self.late, site_call.rank, tap), experts_NxK)
+        return kept if kept.shape == experts_NxK.shape else experts_NxK

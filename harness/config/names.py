@@ -16,9 +16,7 @@ class Site(StrEnum):
     BATCH = "batch"  # {"batch": [B, T + 1] token ids}, as loaded: before sequences are dropped, and batches cut
     WEIGHT = "weight"  # each tensor of the model, before it is read
     ACTIVATION = "activation"  # {tap: one activation}, when it is computed; of one rank's part of the batch
-    ROUTING = (
-        "routing"  # {tap: [N, K] numbers of experts}, of one layer, as tokens are sent to them; of one rank's part
-    )
+    ROUTING = "routing"  # {tap: [N, K] numbers of experts}, as tokens are sent to them; of one rank's part
     LOSS_SCALE = "loss_scale"  # {"loss_scale": []}, before the backward pass
     ACTIVATION_GRADIENT = "activation_gradient"  # {tap: the loss's gradient there}, when it is computed
     GRADIENT = "gradient"  # each tensor's gradient on one data-parallel rank, before the mean over ranks

@@ -53,8 +53,6 @@ class Facts:
     steps: int
     tensors: Shapes
     taps: Shapes = field(default_factory=dict)
-    routes: Shapes = field(default_factory=dict)
-    experts: int = 0
     seed: int = 0
     optimizer: str = "none"
     slots: tuple[str, ...] = ()
@@ -71,6 +69,8 @@ class Facts:
     tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS, repr=False)
     token_counts: np.ndarray = field(default_factory=lambda: NO_TOKENS, repr=False)
     shape: Mapping[str, Any] = field(default_factory=dict)
+    routes: Shapes = field(default_factory=dict)
+    experts: int = 0
 
     @property
     def is_ours(self) -> bool:
@@ -140,13 +140,13 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
     model, train = trial.model, trial.train
     vocabulary = len(token_counts) or trial.data.vocabulary
     plain = model if model.seed is None else dataclasses.replace(model, seed=None)
-    tensors, taps, shape = _places(plain, train, vocabulary, branches_of(trial))
+    branches = branches_of(trial)
+    tensors, taps, shape = _places(plain, train, vocabulary, branches)
     rates = cache(lambda: rates_of(trial))  # of no use to most faults
     return Facts(
         trial.steps,
         tensors,
         taps,
-        *_routes(trial),
         seed=trial.seeds["fault"],
         optimizer=trial.optim.name,
         slots=OPTIMIZERS[trial.optim.name].slots,
@@ -162,14 +162,9 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
         tokens=tokens,
         token_counts=token_counts,
         shape=shape,
+        routes={} if train.checkpointing else route_shapes(model, train.sequences, branches),  # else chosen again
+        experts=max(branch.destinations for branch in branches),
     )
-
-
-def _routes(trial: Trial) -> tuple[Shapes, int]:
-    """Where tokens are sent to experts, unless that is computed again, and how many experts there are."""
-    branches = branches_of(trial)
-    routes = {} if trial.train.checkpointing else route_shapes(trial.model, trial.train.sequences, branches)
-    return routes, max((getattr(branch.options, "experts", 0) for branch in branches), default=0)
 
 
 @lru_cache(maxsize=64)

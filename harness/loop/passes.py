@@ -79,7 +79,7 @@ class Passes:
 
         pack.know_weights(here)
         if pack.stale_routing and fed.stale is not None:
-            pack.stale_routing.begin(pack.objective.passes, fed.batch, fed.ahead, fed.stale, here)
+            pack.stale_routing.begin(pack.objective.forward, fed.batch, fed.ahead, fed.stale, here)
         recorder.begin(pack_step, fed.batch)
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(fed.batch):

@@ -203,7 +203,7 @@ class Rerun:
         copies.model.stand_at(step)  # not `begin`: what that moves has been moved in this step
         _, stale = copies.routes(step)
         if copies.stale_routing and stale is not None:
-            copies.stale_routing.begin(copies.objective.passes, parts, None, stale, copies.active)
+            copies.stale_routing.begin(copies.objective.forward, parts, None, stale, copies.active)
         copies.model.taps.attach_to_rows("*", self._read)
         self._listen_to_loss()
         losses = []

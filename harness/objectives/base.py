@@ -53,7 +53,7 @@ class Objective:
         """Mean loss of these rows, [r]; its backward pass fills the model's gradients."""
         raise NotImplementedError
 
-    def passes(self, model: GPT, batch_rxbxx: Tensor, rows: slice) -> None:
+    def forward(self, model: GPT, batch_rxbxx: Tensor, rows: slice) -> None:
         """One forward pass, of which nobody wants the loss."""
         self.loss(model, batch_rxbxx, None, rows)
 

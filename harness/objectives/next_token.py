@@ -68,7 +68,7 @@ class NextToken(Objective):
         z_loss = None if self._z_loss is None else self._z_loss[rows]
         return cross_entropy(logits, targets.flatten(1), z_loss, weights)
 
-    def passes(self, model: GPT, batch_rxbxx: Tensor, rows: slice) -> None:
+    def forward(self, model: GPT, batch_rxbxx: Tensor, rows: slice) -> None:
         model.stream(batch_rxbxx[:, :, :-1], rows)
 
     def held_out(self, tokens: int) -> Tensor:

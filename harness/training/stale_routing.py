@@ -28,7 +28,7 @@ from harness.model.gpt import GPT
 from harness.model.state import Rows, State
 from harness.objectives.base import Steps
 
-Passes = Callable[[GPT, Tensor, slice], None]  # one forward pass of a batch [r, b, ...] through these rows
+Forward = Callable[[GPT, Tensor, slice], None]  # one forward pass of a batch [r, b, ...] through these rows
 NEVER = -1  # in the place of what a sequence is told by: there is none
 
 
@@ -94,7 +94,7 @@ class StaleRouting:
         return batch(steps + self.lag if isinstance(steps, int) else [step + self.lag for step in steps]), used
 
     def begin(
-        self, passes: Passes, batch_RxBxx: Tensor, ahead_RxBxx: Tensor | None, is_used_R: Tensor, here_R: Tensor
+        self, forward: Forward, batch_RxBxx: Tensor, ahead_RxBxx: Tensor | None, is_used_R: Tensor, here_R: Tensor
     ) -> None:
         """Be ready for the passes of a step over `batch`, and look at `ahead`, the batch of `lag` steps later.
 
@@ -106,7 +106,7 @@ class StaleRouting:
         if self._is_frozen:
             is_new = ((at == self._from) & here_R)[:, None]
             self._read.used.copy_(torch.where(is_new, self._current.used, self._read.used))
-            self._look(passes, batch_RxBxx)
+            self._look(forward, batch_RxBxx)
             self._now.copy_(self._seen)
             self._is_known.copy_((is_used_R & (at >= self._from))[:, None].expand_as(self._is_known))
             return
@@ -117,16 +117,16 @@ class StaleRouting:
         is_same = self._of.used[self._index, place] == told_by(batch_RxBxx)
         self._is_known.copy_(is_same & is_used_R[:, None])
         if ahead_RxBxx is not None:
-            self._look(passes, ahead_RxBxx)
+            self._look(forward, ahead_RxBxx)
             self._keep((at + self.lag) % (self.lag + 1), told_by(ahead_RxBxx), here_R)
 
-    def _look(self, passes: Passes, batch_RxBxx: Tensor) -> None:
+    def _look(self, forward: Forward, batch_RxBxx: Tensor) -> None:
         """See where the tokens of a batch go, in passes of as many sequences as train at once."""
         with torch.no_grad():
             for rows in self._parts:
                 for number, piece in enumerate(batch_RxBxx[rows].split(self._sequences, dim=1)):
                     self._scout.first_sequence = number * self._sequences
-                    passes(self._scout, piece, rows)
+                    forward(self._scout, piece, rows)
 
     def _keep(self, place_R: Tensor, of_RxB: Tensor, here_R: Tensor) -> None:
         """Into the ring, of the rows that are `here`: a choice, because writing by an index may sort on a GPU."""

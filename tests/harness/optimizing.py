@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -173,3 +173,42 @@ def differing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[s
     """The names under which two trials differ in any bit."""
     assert left.keys() == right.keys()
     return [name for name in left if not torch.equal(bits(left[name]), bits(right[name]))]
+
+
+# --- against what others make of the same gradients -----------------------------------------------------------------
+
+TOLERANCE = 1e-9  # float64 rounds at 1e-16; what divides gradients by their own size amplifies that
+MATRICES = ("embedding", "square", "tall", "head")
+STABLE_SPAM = [{"interval": 20}, {"gamma1": 0.85, "gamma2": 0.99, "interval": 13}, {"gamma3": 0.9, "interval": 1000}]
+
+
+def taken(trial: Trial, scaled: ScaledTensor, rate: float) -> float:
+    """The share of a tensor's weights that decay takes, where it follows the rate."""
+    return trial.optim.weight_decay * scaled.decay * rate * scaled.learning_rate
+
+
+def rates(trial: Trial) -> list[float]:
+    return [trial.optim.lr * share(step) for step in range(STEPS)]
+
+
+def starts(trial: Trial) -> dict[str, Tensor]:
+    """The weights before the first step, as `Rig` has them."""
+    found = {scaled.name: drawn(scaled, trial.seed, -1) for scaled in TENSORS}
+    return {**found, "head": torch.zeros_like(found["head"])}
+
+
+def assert_equals(
+    trials: Sequence[Trial], expected: Callable[[Trial], Mapping[str, Tensor]], tolerance: float = TOLERANCE
+) -> None:
+    """Trains all trials as one pack, and compares the weights of each."""
+    rig = Rig(trials)
+    rig.train(STEPS)
+    for r, trial in enumerate(trials):
+        for name, values in expected(trial).items():
+            found, start = rig.view(name, r), starts(trial)[name]
+            torch.testing.assert_close(found, values, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+            assert (found - start).abs().max() > 1e-3 * trial.optim.lr, f"{name} hardly moved, which says little"
+
+
+def betas(trial: Trial) -> tuple[float, float]:
+    return trial.optim.beta1, trial.optim.beta2

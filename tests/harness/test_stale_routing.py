@@ -16,6 +16,7 @@ from harness.model.branches import branches_of
 from harness.model.routing import GATES, chosen, hashed
 from harness.testing import check_setting, engine
 from harness.testing.changes import Change, fill_first
+from harness.training.activation_counts import idle_parts
 from harness.training.config_checks import check_trial
 from harness.training.pack import Pack
 from harness.training.sites import Site
@@ -184,6 +185,21 @@ def test_a_playbook_asks_for_it_for_some_steps() -> None:
     assert np.flatnonzero(share).tolist() == [5, 6, 7, 8] and (share[5:9] == 1).all()
 
 
+@pytest.mark.parametrize(
+    ("moe", "fields", "idle"),
+    [
+        ({"lag": LAG, "stale_when": "asked"}, {}, ["moe.lag"]),
+        ({"lag": LAG, "stale_when": "asked"}, playbook("anticipate"), []),
+        ({"lag": STEPS}, {}, ["moe.lag"]),
+        ({"lag": STEPS - 1}, {}, []),
+        ({"routing": "frozen", "frozen_from": STEPS - 1}, {}, ["moe.routing"]),
+        ({"routing": "frozen", "frozen_from": STEPS - 2}, {}, []),
+    ],
+)
+def test_what_cannot_act_is_known(moe: dict[str, Any], fields: dict[str, Any], idle: list[str]) -> None:
+    assert [key for key in idle_parts(mixed(moe, **LIVE, **fields)) if key.startswith("moe.")] == idle
+
+
 def test_a_step_that_is_taken_again_is_the_same() -> None:
     """Its experts are still there, bit for bit."""
     own = {**LIVE, "detect": {"name": "finite"}} | playbook("re_execute", **{"playbook.snapshot": {"every": 2}})
@@ -219,6 +235,11 @@ def test_memory_of_what_waits_is_counted(moe: dict[str, Any]) -> None:
         ({"routing": "frozen"}, {"batch_start": 1}, "moe.routing=frozen: batches of one size are looked at"),
         ({"stale_when": "asked"}, {}, "moe.stale_when=asked: there is no moe.lag; allowed: always, or a lag above 0"),
         ({"stale": "weights"}, {}, "moe.stale=weights: there is no moe.lag; allowed: choice, or a lag above 0"),
+        (
+            {"routing": "frozen", "bias_rate": 0.1},
+            {},
+            "moe.bias_rate=0.1: moe.routing=frozen is to choose by nothing that",
+        ),
         ({"frozen_from": 2}, {}, "moe.frozen_from=2: moe.routing=live; allowed: 0, or moe.routing=frozen"),
         ({"routing": "frozen", "frozen_from": 99}, {}, "moe.frozen_from=99: beyond the run; allowed: 0 to "),
         (

@@ -212,6 +212,16 @@ def test_what_is_refused(fault: Fault, fields: dict[str, Any], said: str) -> Non
     assert any(reason.startswith(said) for reason in refused.value.reasons), refused.value.reasons
 
 
+def test_late_routing_of_batches_that_grow_is_as_it_should_be_where_sizes_differ() -> None:
+    """And late where they do not: here batches grow up to step 3."""
+    ways = {**FIELDS, "batch_start": 1, "batch_steps": 3}
+    fault = LateRouting(start=2, duration=None, late=1)
+    run = engine.run([mixed(**ways), mixed(**ways, fault=fault)])
+    sizes = run.pack.curriculum.sequences.tolist()
+    changed = {event.step for event in run.result.events[1] if event.changed}
+    assert changed == {step for step in range(2, len(sizes)) if sizes[step] == sizes[step - 1]} and len(set(sizes)) > 2
+
+
 def test_a_record_is_of_so_many_experts() -> None:
     """What is struck has other elements with another number of them, or of choices; a weight of a loss changes none."""
     shape = facts_of(mixed(**FIELDS)).shape

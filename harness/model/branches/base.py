@@ -34,6 +34,11 @@ class Branch:
         """Whether a norm stands in front of it, where the placement has one there."""
         return True
 
+    @property
+    def destinations(self) -> int:
+        """How many parts of it tokens are sent to; 0: all of them pass through all of it."""
+        return 0
+
     @cached_property
     def layers(self) -> int:
         """How many matrices it has, on which Fixup's sizes depend."""
@@ -51,7 +56,7 @@ class Branch:
         raise NotImplementedError
 
     def routes(self, sequences: int) -> Mapping[str, tuple[int, ...]]:
-        """Taps at which integers pass, likewise: the numbers of the parts of it to which tokens are sent."""
+        """Taps at which integers pass, likewise: the numbers of its `destinations` as tokens are sent to them."""
         return {}
 
     def kept(self) -> int:

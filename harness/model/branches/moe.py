@@ -36,6 +36,7 @@ from harness.model.tools import Tools
 
 MOST = 256  # experts
 CHOICE_BYTES = 2  # int16: the number of an expert that waits (harness/training/stale_routing.py)
+ASKS = "anticipate"  # the action that asks for older weights
 LOSSES = ("balance", "balance_sequence", "router_z")
 
 
@@ -133,6 +134,11 @@ class Moe(Branch):
         return o.hidden or max(1, feedforward_size(self.model) // (o.top + o.shared))
 
     @property
+    def destinations(self) -> int:
+        experts: int = self.options.experts
+        return experts
+
+    @property
     def _is_stale(self) -> bool:
         """Whether older weights choose."""
         return bool(self.options.lag) or self.options.routing == "frozen"
@@ -225,6 +231,9 @@ class Moe(Branch):
             yield f"moe.frozen_from={o.frozen_from}: moe.routing={o.routing}; allowed: 0, or moe.routing=frozen"
         if o.frozen_from >= trial.steps:
             yield f"moe.frozen_from={o.frozen_from}: beyond the run; allowed: 0 to {trial.steps - 1}"
+        if o.routing != "live" and o.bias_rate:
+            why = f"moe.routing={o.routing} is to choose by nothing that moves"
+            yield f"moe.bias_rate={o.bias_rate}: {why}; allowed: 0"
         if o.routing == "hash" and trial.objective.name != "next_token":
             yield f"moe.routing=hash: objective={trial.objective.name} has no tokens; allowed: live or frozen"
 
@@ -240,6 +249,9 @@ class Moe(Branch):
         lag, start = self.options.lag, self.options.frozen_from
         if lag >= trial.steps:
             yield "moe.lag", f"moe.lag={lag}: no step of {trial.steps} comes so late; it takes train.steps > {lag}"
+        elif self.options.stale_when == "asked" and ASKS not in trial.playbook.ladder:
+            why = "no playbook asks for it"
+            yield "moe.lag", f"moe.stale_when=asked: {why}; it takes a rung with {ASKS}, or moe.stale_when=always"
         if self.options.routing == "frozen" and start + 1 >= trial.steps:
             why = f"no step of {trial.steps} comes after it"
             yield "moe.routing", f"moe.frozen_from={start}: {why}; it takes train.steps > {start + 1}"

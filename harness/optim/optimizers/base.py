@@ -189,7 +189,7 @@ class Optimizer:
         if self.per_tensor or self._limit is not None:
             for number, (scaled, span) in enumerate(zip(self.layout.tensors, self.layout.spans, strict=True)):
                 here = slice(span.start, span.stop)
-                yield from self._stack(span, here, scaled.shape, scaled, number)
+                yield from self._stack(span, here, scaled.shape, number)
             return
         for segment in self.layout.segments:
             width = self.columns if self._on_cpu else segment.stop - segment.start
@@ -198,17 +198,14 @@ class Optimizer:
                 yield from self._stack(segment, here, (here.stop - here.start,))
 
     def _stack(
-        self,
-        segment: Segment,
-        here: slice,
-        shape: tuple[int, ...],
-        scaled: ScaledTensor | None = None,
-        number: int | None = None,
+        self, segment: Segment, here: slice, shape: tuple[int, ...], number: int | None = None
     ) -> Iterator[Piece]:
         """The columns `here` of all rows, as many rows at a time as fit the cache; `number` is that of the tensor."""
         if segment.learning_rate == 0:
             return
-        kinds = scaled is not None and is_matrix(scaled), scaled is not None and scaled.kind in MATRICES
+        kinds = (False, False)
+        if number is not None:
+            kinds = is_matrix(scaled := self.layout.tensors[number]), scaled.kind in MATRICES
         size, count = here.stop - here.start, len(self.trials)
         columns = dict.fromkeys(self.slots, here)
         if number is not None:

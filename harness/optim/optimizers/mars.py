@@ -1,4 +1,4 @@
-"""MARS: AdamW on gradients whose change since the last step is counted double."""
+"""MARS: AdamW on gradients to which a part of their change since the last step is added."""
 
 from __future__ import annotations
 
