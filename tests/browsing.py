@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-SECONDS = 60  # until what is waited for has to be there
+SECONDS = 120  # until what is waited for has to be there
 
 
 def missing(message: str) -> None:

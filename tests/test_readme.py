@@ -232,9 +232,12 @@ def test_the_trials_of_the_guide_go_on(home: Path, capsys: pytest.CaptureFixture
 
 def test_the_claims_of_the_guide_can_be_planned(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And the claim that it writes, whose keys are those of its table."""
-    trained, verdict = commands(PAGES, "claims")
-    assert "2 claims, 240 trials in all" in command(trained, home, capsys, "plan=true")
-    assert verdict.split()[2] == "verdict"
+    planned = {line: command(line, home, capsys, "plan=true") for line in commands(PAGES, "claims run")}
+    assert [re.findall(r"\d+ claims, \d+ trials in all", said) for said in planned.values()] == [
+        ["2 claims, 240 trials in all"],
+        ["4 claims, 544 trials in all"],
+    ]
+    assert {line.split()[3] for line in commands(PAGES, "claims verdict")} == {"results/claims"}
     page = (ROOT / "docs" / "howto" / "claims.md").read_text()
     (text,) = blocks("yaml", "docs/howto/claims.md")
     (home / "mine" / "claim").mkdir(parents=True)

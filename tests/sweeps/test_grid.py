@@ -22,6 +22,7 @@ from injectors.batch import RareTokens
 from injectors.value import Value
 from sweeps.compose.arguments import expand
 from sweeps.compose.hydra_calls import FOLDER
+from tests.injectors.faults import OF_EXPERTS
 from tests.sweeps import command
 
 
@@ -373,8 +374,9 @@ def test_every_field_changes_the_id() -> None:
 @pytest.mark.parametrize("kind", sorted(set(fault_types()) - {"replay"}))  # that needs something to replay
 def test_round_trip_through_the_store(kind: str) -> None:
     faulty = () if kind == "none" else ("fault.start=3", "fault.duration=2", "fault.seed=9")
+    of_model = ["block.channel_mixer=moe"] if kind in OF_EXPERTS else ["mitigation=mup"]
     trial = command.composer().trial(
-        [f"fault={kind}", "optim.lr=0.1", "model.feedforward=24", "mitigation=mup", "train.ranks=2", *faulty]
+        [f"fault={kind}", "optim.lr=0.1", "model.feedforward=24", "train.ranks=2", *of_model, *faulty]
     )
     again = trial_from_dict(json.loads(json.dumps(trial.to_dict())), fault_types())
     assert again == trial

@@ -22,7 +22,7 @@ from tests.analysis import synthetic
 from tests.browsing import Visit, visiting
 from tests.sweeps import command
 
-STEPS, BLOCK, PACKS = 4000, 20, 8  # seconds a pack; nobody waits for the last
+STEPS, BLOCK, PACKS = 1600, 20, 20  # seconds a pack; nobody waits for the last
 GRID = [f"seed=range({2 * PACKS})", "fault=none,weight_bit", "fault.bit=30", "fault.start=100", "pack.size=4"]
 GRID += [f"train.steps={STEPS}", f"telemetry.block={BLOCK}"]
 

@@ -485,7 +485,7 @@ def test_an_optimizer_that_calls_a_closure_is_stepped_as_ever() -> None:
         ({"detect": "combine"}, "detect=combine: no detector; allowed: default, none, "),
         ({"detect": "kurtosis"}, "detect=kurtosis: watches signals of our GPT, .* allowed: .*combined"),
         ({"detect": {"combined": {"limitt": 2}}}, "detect.combined.limitt=2: unknown key; allowed: limit, span"),
-        ({"recover": "laddr"}, "recover=laddr: no playbook; allowed: ladder, "),
+        ({"recover": "laddr"}, "recover=laddr: no playbook; allowed: anticipate, ladder, "),
         ({"recover": "ladder"}, "recover.skip_batches.count=200: the run has 50 steps; allowed: 1 to 49"),
         ({"recover": {"ladder": [{"action": "swap_data"}]}}, "action swap_data: acts on the recipe or the data of our"),
         ({"recover": {"ladder": [{"action": "undo"}]}}, "only the oracle knows what to undo"),
