@@ -41,6 +41,8 @@ class PlainModel:
     # --- parts -------------------------------------------------------------------------------------------------------
 
     def norm(self, x: Tensor, gain: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.model.norm == "dyt":
+            raise AssertionError("an alpha is needed: by name")
         if self.model.norm == "layer":
             y = F.layer_norm(x, [x.shape[-1]], None, None, self.model.norm_epsilon) * gain
             return y if bias is None else y + bias
@@ -48,6 +50,9 @@ class PlainModel:
 
     def named(self, x: Tensor, name: str) -> Tensor:
         """A norm with the gain, and the bias if there is one, of that name."""
+        if self.model.norm == "dyt":
+            w = self.weights
+            return w[name] * torch.tanh(w[f"{name}_alpha"] * x) + w[f"{name}_bias"]
         return self.norm(x, self.weights[name], self.weights.get(f"{name}_bias"))
 
     def dropped(self, x: Tensor, place: str) -> Tensor:
@@ -96,10 +101,15 @@ class PlainModel:
         if m.embedding_norm:
             x = self.named(x, "embedding_norm")
         x = self.dropped(x, "embedding")
-        for block in range(m.depth):
-            for part, function in (("attention", self.attention), ("feedforward", self.feedforward)):
-                x = self.with_branch(x, block, part, function)
-        if m.placement in ("pre", "sandwich", "branch") or (m.placement == "mix" and m.mix < 1):
+        parts = (("attention", self.attention), ("feedforward", self.feedforward))
+        if m.residual_streams > 1:
+            x = self.with_streams(x, parts)
+        else:
+            for block in range(m.depth):
+                for part, function in parts:
+                    x = self.with_branch(x, block, part, function)
+        final = ("pre", "sandwich", "branch", "hybrid", "hybrid_star")
+        if m.placement in final or (m.placement == "mix" and m.mix < 1):
             x = self.named(x, "final_norm")
         return x @ w["embedding"].T if m.tied_head else self.linear(x, "head")[0]
 
@@ -113,7 +123,9 @@ class PlainModel:
             return self.dropped(y * w[f"{name}.multiplier"] if m.init == "fixup" else y, name)
 
         def in_front(read: Tensor) -> Tensor:
-            return self.named(read, f"{name}_norm") if getattr(m, f"{part}_norm") else read
+            if not getattr(m, f"{part}_norm"):
+                return read
+            return self.named(read, f"{name}_norm") / (math.sqrt(block + 1) if m.depth_scaled_norms else 1)
 
         def behind(y: Tensor) -> Tensor:
             return self.named(y, f"{name}_sum_norm")
@@ -121,6 +133,13 @@ class PlainModel:
         placement, blocks = m.placement, m.depth
         if placement == "mix":
             placement = "post" if block < max(1, int(m.mix * blocks)) else "pre"
+        if placement == "hybrid_star" and block == 0:
+            placement = "pre"
+        if placement in ("hybrid", "hybrid_star"):
+            if part == "attention":
+                return x + f(x)
+            y = self.named(x, f"blocks.{block}.attention_sum_norm")  # of both
+            return y + f(y)
         if placement == "pre":
             return x + f(in_front(x))
         if placement == "post":
@@ -139,6 +158,41 @@ class PlainModel:
         assert placement == "none"
         return x + f(x)
 
+    def with_streams(self, x: Tensor, parts: Iterable[tuple[str, Callable[[Tensor, str], Tensor]]]) -> Tensor:
+        """arXiv 2512.24880: equation 5 (free), equations 7 to 9 (manifold), pre-norm branches."""
+        m, w, n, k = self.model, self.weights, self.model.residual_streams, 0
+        streams = x[:, :, None].repeat(1, 1, n, 1)
+        for block in range(m.depth):
+            for part, function in parts:
+                name = f"blocks.{block}.{part}"
+                mixer, offset = w[f"{name}_mixer"], w[f"{name}_mixer_offset"]
+                a_pre, a_post, a_res = w[f"{name}_mixer_gate"]
+                b_pre, b_post, b_res = offset.split([n, n, n * n])
+                if m.stream_mixing == "free":
+                    unit = F.rms_norm(streams, [m.width], None, m.norm_epsilon)  # [B, T, n, D]
+                    pre = a_pre * torch.tanh(unit @ mixer[0]) + b_pre + torch.eye(n, dtype=x.dtype)[k % n]
+                    post = a_post * torch.tanh(unit @ mixer[1]) + b_post + 1
+                    residual = a_res * torch.tanh(mixer[2:] @ unit.mT) + b_res.view(n, n) + torch.eye(n, dtype=x.dtype)
+                else:
+                    unit = F.rms_norm(streams.flatten(2), [n * m.width], None, m.norm_epsilon)
+                    said = (unit @ mixer.T).split([n, n, n * n], -1)
+                    pre = torch.sigmoid(a_pre * said[0] + b_pre) + 1e-6
+                    post = 2 * torch.sigmoid(a_post * said[1] + b_post)
+                    residual = torch.softmax((a_res * said[2] + b_res).unflatten(-1, (n, n)), -2) + 1e-6
+                    for turn in range(20):
+                        if turn:
+                            residual = residual / (residual.sum(-2, keepdim=True) + 1e-6)
+                        residual = residual / (residual.sum(-1, keepdim=True) + 1e-6)
+                read = torch.einsum("btn,btnd->btd", pre, streams)
+                given = function(self.named(read, f"{name}_norm"), name)
+                streams = residual @ streams + post[..., None] * given[:, :, None]
+                k += 1
+        if m.stream_mixing == "free":
+            return streams.sum(2)
+        unit = F.rms_norm(streams.flatten(2), [n * m.width], None, m.norm_epsilon)
+        pre = torch.sigmoid(w["head_mixer_gate"] * (unit @ w["head_mixer"].T) + w["head_mixer_offset"]) + 1e-6
+        return torch.einsum("btn,btnd->btd", pre, streams)
+
     def attention(self, x: Tensor, name: str) -> Tensor:
         m, w = self.model, self.weights
         batch, context, width = x.shape
@@ -152,11 +206,20 @@ class PlainModel:
         q, k, v = (y.view(batch, context, -1, m.head_dim).transpose(1, 2) for y in (q, k, v))
         if m.qk_norm and m.qk_norm_over == "head":
             q, k = self.of_heads(q, f"{name}.query_norm"), self.of_heads(k, f"{name}.key_norm")
+        if m.value_norm:
+            v = self.named(v, f"{name}.value_norm")
         if m.positions == "rotary":
             q, k = rotated(q, m.rotary_base), rotated(k, m.rotary_base)
-        shares = torch.softmax((q @ k.mT / math.sqrt(m.head_dim)).masked_fill(future(context), -math.inf), -1)
+        scores = (q @ k.mT / math.sqrt(m.head_dim)).masked_fill(future(context), -math.inf)
+        if m.attention_sink:
+            sinks = w[f"{name}.sink"][None, :, None, None].expand(batch, -1, context, 1)
+            scores = torch.cat([scores, sinks], -1)
+        shares = torch.softmax(scores, -1)[..., :context]
         shares = self.dropped(shares, f"{name}.shares")
         mixed = (shares @ v).transpose(1, 2).reshape(batch, context, width)
+        if m.attention_gate != "none":
+            gate = torch.sigmoid(self.linear(x, f"{name}.gate")[0])
+            mixed = mixed * gate.repeat_interleave(width // gate.shape[-1], -1)
         (y,) = self.linear(mixed, f"{name}.projection")
         return self.named(y, f"{name}.projection_norm") if m.projection_norm else y
 

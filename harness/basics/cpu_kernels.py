@@ -72,6 +72,11 @@ def current_kernels() -> str:
     return AS_IS if _current is None else _current.name
 
 
+def chosen_kernels() -> str | None:
+    """What this process has chosen; None before it has."""
+    return None if _current is None else _current.name
+
+
 def kernels_changed(environment: Mapping[str, Any], step: int) -> str | None:
     """What is said of training that goes on at `step` with other kernels than those of its `environment`."""
     before, now = str(environment.get(KERNELS, AS_IS)), current_kernels()

@@ -18,7 +18,8 @@ from harness.config.fields import (
     steps_of,
 )
 from harness.config.limits import LARGEST_SCALE, LARGEST_SEED, LONGEST_EXPLICIT, SMALLEST_SCALE
-from harness.config.recipe import Model, Optim, Schedule, Screen, Train
+from harness.config.model import Model
+from harness.config.recipe import Optim, Schedule, Screen, Train
 from harness.config.trial import CORE, IDENTITY, NO_FAULT, Fault, Trial, sections, trial_from_dict
 
 __all__ = [

@@ -1,6 +1,6 @@
 """The configuration of one trial.
 
-It has the sections of the recipe (harness/config/recipe.py), a fault, a mitigation's name and a seed.
+It has the sections of the recipe (harness/config/model.py, recipe.py), a fault, a mitigation's name and a seed.
 
 Optimizers, clippers and other parts that have hyperparameters of their own bring a section along (`sections`).
 """
@@ -22,7 +22,8 @@ from harness.config.data import Data
 from harness.config.fields import PER_TRIAL, STRUCTURAL, anything, choice, names, number, seed, structure, text
 from harness.config.ladder import canonical
 from harness.config.limits import LARGEST_SEED
-from harness.config.recipe import Model, Optim, Schedule, Screen, Train
+from harness.config.model import Model
+from harness.config.recipe import Optim, Schedule, Screen, Train
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,14 @@ IDENTITY = ("kind", "name")  # of a fault: not for the command line, which choos
 WITH_OPTIONS = ("branches", "optimizers", "clippers", "guards", "objectives")  # kinds of parts that may have a section
 CORE: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule}
 CORE |= {"train": Train, "screen": Screen, "data": Data}
-YOUNGER = (("model", "start"), ("data", "skip_bad"), ("data", "token_type"), ("train", "loss_scale_per"))
+YOUNGER = (
+    *(("model", "start"), ("data", "skip_bad"), ("data", "token_type"), ("train", "loss_scale_per")),
+    *(
+        ("model", name)
+        for name in ("dyt_alpha", "depth_scaled_norms", "value_norm", "attention_gate", "attention_sink")
+    ),
+    *(("model", name) for name in ("residual_streams", "stream_mixing", "stream_gate")),
+)
 """Fields that are younger than trials that are stored, whose ids stay what they are; so are all readings but these."""
 OLD_READINGS = (
     *("adam_floor", "at_rest", "attention_entropy", "kurtosis", "layer_gradients", "layer_updates", "log_z"),

@@ -20,7 +20,7 @@ from harness.kernels import heads as kernels
 from harness.kernels.use import are_used
 from harness.model import sums
 from harness.model.gradients import WithBackward, differentiable
-from harness.model.layers import for_each_trial, soft_cap
+from harness.model.layers import Leaf, for_each_trial, soft_cap
 from harness.model.precision import Precision
 from harness.model.products import CACHE_LINE, differentiable_product, product, start_alike
 from harness.model.taps import RowTaps, Taps
@@ -127,18 +127,20 @@ class Limits:
     Logits are multiplied by `temperature` (soft temperature), then become c tanh(x / c) of the `cap` c (Gemma 2, arXiv
     2408.00118; both in Rybakov et al. 2024, arXiv 2410.16682). Shares p become clip((zeta - gamma) p + gamma, 0, 1),
     with `clip` = (zeta, gamma) (Bondarenko et al. 2023, arXiv 2306.12929, equation 4): since gamma <= 0, masked
-    positions stay at 0. Last, `drop` takes some of them away.
+    positions stay at 0. Last, `drop` takes some of them away. A `sink` [R, H] is a learned logit of each head that
+    takes a share and gives nothing for it (gpt-oss, 2025, arXiv 2508.10925).
     """
 
     temperature: Tensor | None = None
     cap: Tensor | None = None
     clip: tuple[Tensor, Tensor] | None = None
     drop: Callable[[Tensor], Tensor] | None = None
+    sink: Leaf | None = None
 
     @property
     def are_off(self) -> bool:
         """Whether what the softmax reads and leaves is as it is."""
-        return self.cap is None and self.clip is None and self.drop is None
+        return self.cap is None and self.clip is None and self.drop is None and self.sink is None
 
 
 UNLIMITED = Limits()
@@ -169,6 +171,26 @@ def _rounded_softmax(scores: Tensor, precision: Precision) -> WithBackward[Tenso
     powers = precision(for_each_trial(torch.exp, below))
     shares = precision(powers / precision(sums.total(powers)[..., None]))
     return shares, backward, (shares,)
+
+
+@differentiable
+def _softmax_with_sink(scores_RxBxHxTxT: Tensor, sink: Leaf) -> WithBackward[Tensor]:
+    """Shares of a softmax in which one more logit takes part, that of the head; in float32 at least."""
+
+    def backward(dshares: Tensor, shares: Tensor, of_sink: Tensor) -> Tensor:
+        mean = sums.total(dshares * shares)[..., None]
+        of_heads = (mean * of_sink).transpose(1, 2).flatten(2)
+        sums.total_into(sink.gradient, of_heads.neg_().to(sink.gradient.dtype), 2)
+        return shares * (dshares - mean)
+
+    scores = scores_RxBxHxTxT.to(torch.promote_types(scores_RxBxHxTxT.dtype, torch.float32))
+    logit = sink.weight.to(scores.dtype)[:, None, :, None, None]
+    largest = torch.maximum(scores.amax(-1, keepdim=True), logit)
+    powers = for_each_trial(torch.exp, scores - largest)
+    own = for_each_trial(torch.exp, logit - largest)
+    whole = sums.total(powers)[..., None] + own
+    shares = powers / whole
+    return shares, backward, (shares, own / whole)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -267,8 +289,8 @@ def attend(
 
     q, k, v: [R, B, H, T, D]. Returns [R, B, T, H, D]. The tap `<name>.scores` sees what the softmax reads,
     [R, B, H, T, T], masked entries at -inf; with the fused kernel it sees a copy that it cannot change, one sequence of
-    the batch after the other, because all of them would not fit. That kernel has no room for `cap`, `clip` and
-    `drop`, and takes its softmax in float32.
+    the batch after the other, because all of them would not fit. That kernel has no room for `cap`, `clip`, `drop`
+    and `sink`, and takes its softmax in float32.
     """
     scores_name, context = f"{name}.scores", q.shape[-2]
     if limits.temperature is not None:
@@ -292,7 +314,9 @@ def attend(
         scores = precision(soft_cap(_scores(q, k, scale, precision, None), limits.cap)) + mask
     if scores_name in tap:
         scores = precision(tap(scores_name, scores))
-    if precision.softmax:
+    if limits.sink is not None:
+        shares = _softmax_with_sink(scores, limits.sink)
+    elif precision.softmax:
         shares = _rounded_softmax(scores, precision)
     else:  # as torch.autocast has it
         shares = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))

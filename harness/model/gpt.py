@@ -18,6 +18,7 @@ from harness.basics.devices import sent
 from harness.config import Model, Trial
 from harness.model.branches import Branches, branches_of
 from harness.model.dropout import Streams
+from harness.model.hyper_connections import collapsed, collapsed_at_the_end, mixed, mixing_of, spread
 from harness.model.layers import add_positions, embedding, soft_cap
 from harness.model.outline import route_shapes, tap_shapes
 from harness.model.parameters import Layout
@@ -59,7 +60,8 @@ class GPT:
         self._beside: list[Tensor] = []  # losses of the last pass beside that of its logits
         self.first_sequence = 0  # number within the batch of the first sequence of the next pass
         self._head = "embedding" if config.tied_head else "head"
-        self._placements = [placement_of(config, block) for block in range(config.depth)]
+        places = range(len(self._branches))
+        self._placements = [[placement_of(config, block, place) for place in places] for block in range(config.depth)]
 
     def bind(self, trials: Sequence[Trial], parts: Sequence[slice], weights_RxP: Tensor, gradients_RxP: Tensor) -> None:
         """Read these weights from now on, and write gradients there: rows of these trials, cut into `parts`.
@@ -125,10 +127,17 @@ class GPT:
         """The residual stream after the last block, [R, B x T, D], and the tools of that pass."""
         tools, context = self.tools(rows, tokens_RxBxT), tokens_RxBxT.shape[2]
         x = self._embedding(tools, tokens_RxBxT)
+        streams = self.config.residual_streams
+        x = x if streams == 1 else spread(x, streams)
         for i in range(self.config.depth):
             block = self._checkpointed_block if self.checkpointing else self._block
-            x = tools.taps(f"blocks.{i}.residual", block(tools, i, x, context))
-        return tools, x
+            x = self._seen(tools, i, block(tools, i, x, context))
+        return tools, x if streams == 1 else collapsed_at_the_end(tools, x)
+
+    def _seen(self, tools: Tools, i: int, x: Tensor) -> Tensor:
+        """What a block leaves, [R, N, D] or [R, N, n, D], past its tap."""
+        name = f"blocks.{i}.residual"
+        return tools.taps(name, x) if x.dim() == 3 else tools.taps(name, x.flatten(2)).view_as(x)
 
     def with_own_losses(self, loss_r: Tensor) -> Tensor:
         """The loss of the last pass, [r], with what its branches want to be differentiated too."""
@@ -147,41 +156,53 @@ class GPT:
         x = tools.norm("embedding_norm", x).to(self._root.dtype)
         return tools.taps("embedding", tools.dropped("embedding", x))
 
-    def _checkpointed_block(self, tools: Tools, i: int, x_RxNxD: Tensor, context: int) -> Tensor:
+    def _checkpointed_block(self, tools: Tools, i: int, x: Tensor, context: int) -> Tensor:
         """The block, whose taps are read and struck in the forward pass alone, and not when it is computed again."""
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), self.taps.muted()
 
         block = partial(self._block, tools, i, context=context)
-        output: Tensor = checkpoint(block, x_RxNxD, context_fn=contexts, use_reentrant=False, preserve_rng_state=False)
+        output: Tensor = checkpoint(block, x, context_fn=contexts, use_reentrant=False, preserve_rng_state=False)
         return output
 
-    def _block(self, tools: Tools, i: int, x_RxNxD: Tensor, context: int) -> Tensor:
-        x = x_RxNxD
-        for branch in self._branches:
-            name = f"blocks.{i}.{branch.kind}"
-            x, read = self._read(tools, name, x)
-            x = self._add(tools, name, self._placements[i], x, branch(tools, name, read, context))
+    def _block(self, tools: Tools, i: int, x: Tensor, context: int) -> Tensor:
+        for place, branch in enumerate(self._branches):
+            name, placement = f"blocks.{i}.{branch.kind}", self._placements[i][place]
+            if self.config.residual_streams > 1:
+                mixing = mixing_of(tools, name, i, place, x)
+                _, read = self._read(tools, name, i, collapsed(x, mixing.pre))
+                given = self._given(tools, name, placement, branch(tools, name, read, context)).to(x.dtype)
+                x = mixed(x, given, mixing.post, mixing.residual)
+            else:
+                x, read = self._read(tools, name, i, x)
+                x = self._add(tools, name, placement, x, branch(tools, name, read, context))
         return x
 
-    def _read(self, tools: Tools, name: str, x_RxNxD: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, tools: Tools, name: str, i: int, x_RxNxD: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream as it goes on beside a branch, and what the branch reads of it."""
         if f"{name}.input" in tools.taps:
-            return x_RxNxD, tools.norm(f"{name}_norm", tools.taps.copied(f"{name}.input", x_RxNxD))
-        return tools.norm_beside(f"{name}_norm", x_RxNxD)
+            x, read = x_RxNxD, tools.norm(f"{name}_norm", tools.taps.copied(f"{name}.input", x_RxNxD))
+        else:
+            x, read = tools.norm_beside(f"{name}_norm", x_RxNxD)
+        if self.config.depth_scaled_norms and i > 0 and f"{name}_norm" in self.layout.by_name:
+            read = read * (i + 1) ** -0.5  # LayerNorm Scaling, Sun et al. 2025, arXiv 2502.05795, equation 4
+        return x, read
 
     def _add(self, tools: Tools, name: str, placement: Placement, x_RxNxD: Tensor, branch_RxNxD: Tensor) -> Tensor:
         """The residual stream with what a branch adds to it, as the equation in harness/model/placements.py has it."""
-        x = x_RxNxD
+        x, branch = x_RxNxD, self._given(tools, name, placement, branch_RxNxD)
+        x = (x if placement.skip == 1 else x * placement.skip) + branch
+        return tools.norm(f"{name}_sum_norm", tools.taps(f"{name}.sum", x)).to(x.dtype)
+
+    def _given(self, tools: Tools, name: str, placement: Placement, branch_RxNxD: Tensor) -> Tensor:
+        """What is added of what a branch gives."""
         branch = tools.norm(f"{name}_output_norm", branch_RxNxD)
         branch = tools.scaled(f"{name}.multiplier", tools.scaled(f"{name}.layer_scale", branch))
         multiplier = branch_multiplier(self.config)
         if multiplier != 1:
-            branch = branch.to(x.dtype) * multiplier
+            branch = branch.to(self._root.dtype) * multiplier
         if placement.grows:
             steps = tools.strength("branch_steps", 3, branch_steps)
             branch = branch * (tools.at.to(steps).view_as(steps) / steps).clamp(max=1.0)
-        branch = tools.dropped(name, branch)
-        x = (x if placement.skip == 1 else x * placement.skip) + branch
-        return tools.norm(f"{name}_sum_norm", tools.taps(f"{name}.sum", x)).to(x.dtype)
+        return tools.dropped(name, branch)

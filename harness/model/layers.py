@@ -110,9 +110,31 @@ def rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> Tensor:
     return _rms_norm(x_RxxxD, leaf, epsilon)
 
 
-NORMS: Mapping[str, Callable[[Tensor, Leaf, float], Tensor]] = {
+@differentiable
+def dynamic_tanh(x_RxxxD: Tensor, leaf: Leaf, epsilon: float, slope: Leaf) -> WithBackward[Tensor]:
+    """gain * tanh(alpha x), with one learned alpha [R, 1] (Zhu et al. 2025, arXiv 2503.10622, equation 1).
+
+    It stands in the place of a norm and is none: nothing is averaged, and `epsilon` has no part in it. Its bias is
+    `shifted`'s.
+    """
+
+    def backward(dy: Tensor, x: Tensor, squashed: Tensor, alpha: Tensor, gain: Tensor) -> Tensor:
+        _sum_into(dy * squashed, leaf.gradient)
+        inner = (squashed * squashed).neg_().add_(1.0).mul_(dy * gain)
+        _sum_into(inner * x, slope.gradient)
+        return inner.mul_(alpha)
+
+    x = x_RxxxD.to(leaf.weight.dtype)
+    alpha, gain = _beside(slope.weight, x), _beside(leaf.weight, x)
+    squashed = for_each_trial(torch.tanh, x * alpha)
+    return squashed * gain, backward, (x, squashed, alpha, gain)
+
+
+DYNAMIC_TANH = "dyt"
+NORMS: Mapping[str, Callable[..., Tensor]] = {
     "layer": layer_norm,  # Ba et al. 2016, arXiv 1607.06450
     "rms": rms_norm,  # Zhang & Sennrich 2019, arXiv 1910.07467
+    DYNAMIC_TANH: dynamic_tanh,  # Zhu et al. 2025, arXiv 2503.10622
 }
 
 
@@ -180,7 +202,7 @@ def _norm_program_beside(x: Tensor, leaf: Leaf, epsilon: float, is_layer: bool) 
 
 def kept_by_norms(model: Model, fed: int) -> int:
     """Values that norms leave for the backward pass, without programs: two for each they are fed, of RMSNorm one."""
-    return (2 if model.norm == "layer" else 1) * fed
+    return (1 if model.norm == "rms" else 2) * fed
 
 
 @differentiable
@@ -218,7 +240,7 @@ def _sum_into(product: Tensor, target: Tensor) -> None:
     if target.dim() == 3:
         sums.total_into(target, product.transpose(1, 2).flatten(2, -2), 2)
     elif target.shape[1] == 1 < product.shape[-1]:
-        target.copy_(sums.total(sums.total(product, 1))[:, None])
+        target.copy_(sums.total(sums.total(product.flatten(1, -2), 1))[:, None])
     else:
         sums.total_into(target, product.flatten(1, -2), 1)
 
@@ -235,6 +257,28 @@ def for_each_trial(function: Callable[..., Tensor], x_Rxxx: Tensor) -> Tensor:
     for part in x_Rxxx if on_cpu(x_Rxxx) else (x_Rxxx,):
         function(part, out=part)
     return x_Rxxx
+
+
+@differentiable
+def sigmoid(x_Rxxx: Tensor) -> WithBackward[Tensor]:
+    """1 / (1 + e^-x)."""
+
+    def backward(dy: Tensor, y: Tensor) -> Tensor:
+        return dy * y * (1 - y)
+
+    y = for_each_trial(torch.sigmoid, x_Rxxx.clone())
+    return y, backward, (y,)
+
+
+@differentiable
+def tanh(x_Rxxx: Tensor) -> WithBackward[Tensor]:
+    """The hyperbolic tangent."""
+
+    def backward(dy: Tensor, y: Tensor) -> Tensor:
+        return (y * y).neg_().add_(1.0).mul_(dy)
+
+    y = for_each_trial(torch.tanh, x_Rxxx.clone())
+    return y, backward, (y,)
 
 
 @differentiable

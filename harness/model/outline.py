@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from harness.config import Model, Trial
 from harness.model.branches import Branches, branches_of
+from harness.model.hyper_connections import head_mixers, mixers
+from harness.model.layers import DYNAMIC_TANH
 from harness.model.placements import has_final_norm, placement_of
 from harness.model.tensors import MATRICES, Kind, ModelTensor
 
@@ -32,14 +34,17 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
     is_there = {"embedding_norm": model.embedding_norm, "final_norm": has_final_norm(model)}
     outer = [name for name in is_there if is_there[name]]
     yield from (ModelTensor(name, (d,), Kind.FINAL_GAIN) for name in outer)
+    yield from head_mixers(model)
+    norms = [tensor for block in gains for tensor in block if tensor.kind == Kind.GAIN]
     if model.biases:  # as in GPT-2 (Radford et al. 2019), whose head has none
-        norms_too = model.norm == "layer"
-        for linears, norms in zip(matrices, gains, strict=True):
-            for tensor in linears:  # read together where the matrices are
-                yield ModelTensor(f"{tensor.name}_bias", tensor.shape[:1], Kind.BIAS, tensor.stacked)
-            for tensor in (norm for norm in norms if norms_too and norm.kind == Kind.GAIN):
-                yield ModelTensor(f"{tensor.name}_bias", tensor.shape, Kind.BIAS)
-        yield from (ModelTensor(f"{name}_bias", (d,), Kind.FINAL_BIAS) for name in outer if norms_too)
+        for tensor in (tensor for block in matrices for tensor in block):  # read together where the matrices are
+            yield ModelTensor(f"{tensor.name}_bias", tensor.shape[:1], Kind.BIAS, tensor.stacked)
+    if model.norm == DYNAMIC_TANH or (model.biases and model.norm == "layer"):
+        yield from (ModelTensor(f"{norm.name}_bias", norm.shape, Kind.BIAS) for norm in norms)
+        yield from (ModelTensor(f"{name}_bias", (d,), Kind.FINAL_BIAS) for name in outer)
+    if model.norm == DYNAMIC_TANH:
+        named = [*(norm.name for norm in norms), *outer]
+        yield from (ModelTensor(f"{name}_alpha", (1,), Kind.SLOPE) for name in named)
     if model.layer_scale is not None:
         yield from (ModelTensor(f"{name}.layer_scale", (d,), Kind.LAYER_SCALE) for name in blocks)
     if model.sigma_reparam:
@@ -55,17 +60,18 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
 
 
 def _of_block(model: Model, number: int, branches: Branches) -> Iterator[ModelTensor]:
-    """The gains of its placement's norms, and the tensors of its branches."""
+    """The gains of its placement's norms, and the tensors of its branches and of how streams meet them."""
     yield from placement_norms(model, number, branches)
     for branch in branches:
+        yield from mixers(model, f"blocks.{number}.{branch.kind}")
         for tensor in branch.tensors():
             yield replace(tensor, name=f"blocks.{number}.{branch.kind}.{tensor.name}", layers=branch.layers)
 
 
 def placement_norms(model: Model, number: int, branches: Branches) -> Iterator[ModelTensor]:
     """The gains of a block's norms beside its branches."""
-    at = placement_of(model, number)
-    for branch in branches:
+    for place, branch in enumerate(branches):
+        at = placement_of(model, number, place)
         norms = {"norm": at.before and branch.is_normed, "output_norm": at.on_branch, "sum_norm": at.after}
         for name in (name for name, is_there in norms.items() if is_there):
             yield ModelTensor(f"blocks.{number}.{branch.kind}_{name}", (model.width,), Kind.GAIN)
@@ -77,18 +83,22 @@ def tap_shapes(model: Model, sequences: int, vocabulary: int, branches: Branches
     `sequences` are those that pass at once: the batch, or one rank's part of it. Where a norm stands in front of a
     branch, `input` is what it is fed; where none stands there, what the branch reads. Where one stands behind the
     sum, as in post-LN, `sum` is what it is fed, and the branch reads the residual stream as it is. The tap of a matrix
-    shows what it gives, before a norm on that.
+    shows what it gives, before a norm on that. Of several residual streams, `residual` has one behind the other for
+    each token, and `mixing.0` and `.1` the matrices by which the block's branches mix them, row by row.
     """
-    stream = (sequences * model.context, model.width)
+    tokens, streams = sequences * model.context, model.residual_streams
+    stream = (tokens, model.width)
     shapes: dict[str, tuple[int, ...]] = {"embedding": stream}
     for i in range(model.depth):
-        is_after = placement_of(model, i).after
-        for branch in branches or branches_of(Trial(model)):
+        for place, branch in enumerate(branches or branches_of(Trial(model))):
+            is_after = placement_of(model, i, place).after
+            if streams > 1:
+                shapes[f"blocks.{i}.mixing.{place}"] = (tokens, streams * streams)
             inside = {**({} if is_after else {"input": stream}), **branch.taps(sequences)}
             inside |= {"sum": stream} if is_after else {}
             shapes |= {f"blocks.{i}.{branch.kind}.{name}": shape for name, shape in inside.items()}
-        shapes[f"blocks.{i}.residual"] = stream
-    return {**shapes, "head.input": stream, "logits": (sequences * model.context, vocabulary)}
+        shapes[f"blocks.{i}.residual"] = (tokens, streams * model.width)
+    return {**shapes, "head.input": stream, "logits": (tokens, vocabulary)}
 
 
 def route_shapes(model: Model, sequences: int, branches: Branches) -> dict[str, tuple[int, ...]]:

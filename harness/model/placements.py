@@ -4,7 +4,8 @@ With f for a branch (attention or feed-forward) and N for the number of blocks, 
 
     after(skip * x + growth * on_branch(f(before(x))))
 
-in which the three norms are there or not.
+in which the three norms are there or not. Which of them are may differ from block to block, and between the branches
+of one: `place` is 0 for the first of them, attention, and 1 for the second.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.config import Model, Trial, steps_of
+from harness.model.layers import DYNAMIC_TANH
 
 
 @dataclass(frozen=True)
@@ -30,32 +32,49 @@ class Placement:
 PRE, POST = Placement(before=True), Placement(after=True)
 
 
-def _mix(model: Model, block: int) -> Placement:
+def _mix(model: Model, block: int, place: int) -> Placement:
     """The paper takes floor(mix * N) blocks, which is none in a shallow model; at least one here, unless mix is 0."""
     count = math.floor(model.mix * model.depth + 1e-9)
     return POST if block < max(count, model.mix > 0) else PRE
 
 
-PLACEMENTS: Mapping[str, Callable[[Model, int], Placement]] = {
+def _hybrid(model: Model, block: int, place: int) -> Placement:
+    """The norm behind attention is that in front of the feed-forward part, and what goes on beside it passes too."""
+    return POST if place == 0 else Placement()
+
+
+PLACEMENTS: Mapping[str, Callable[[Model, int, int], Placement]] = {
     # GPT-2 (Radford et al. 2019); Xiong et al. 2020, arXiv 2002.04745
-    "pre": lambda model, block: PRE,
+    "pre": lambda model, block, place: PRE,
     # Vaswani et al. 2017, arXiv 1706.03762
-    "post": lambda model, block: POST,
+    "post": lambda model, block, place: POST,
     # DeepNet, Wang et al. 2022, arXiv 2203.00555, table for a decoder alone; its beta is harness/model/scaling.py's
-    "deepnorm": lambda model, block: Placement(after=True, skip=(2 * model.depth) ** 0.25),
+    "deepnorm": lambda model, block, place: Placement(after=True, skip=(2 * model.depth) ** 0.25),
     # GLM-130B, Zeng et al. 2022, arXiv 2210.02414, section 2.1
-    "deepnorm_glm": lambda model, block: Placement(after=True, skip=(2 * model.depth) ** 0.5),
+    "deepnorm_glm": lambda model, block, place: Placement(after=True, skip=(2 * model.depth) ** 0.5),
     # Mix-LN, Li et al. 2024, arXiv 2412.13795
     "mix": _mix,
     # Liu et al. 2023, arXiv 2305.02790: post-LN whose branches have size 0 in step 0
-    "branchnorm": lambda model, block: Placement(after=True, grows=True),
+    "branchnorm": lambda model, block, place: Placement(after=True, grows=True),
     # CogView, Ding et al. 2021, arXiv 2105.13290; Peri-LN, Kim et al. 2025, arXiv 2502.02732
-    "sandwich": lambda model, block: Placement(before=True, on_branch=True),
+    "sandwich": lambda model, block, place: Placement(before=True, on_branch=True),
     # OLMo 2, 2025, arXiv 2501.00656, section 3.2; Swin V2, Liu et al. 2021, arXiv 2111.09883
-    "branch": lambda model, block: Placement(on_branch=True),
-    "none": lambda model, block: Placement(),
+    "branch": lambda model, block, place: Placement(on_branch=True),
+    # HybridNorm and HybridNorm*, Zhuo et al. 2025, arXiv 2503.04598, as their code has them; with norms on each head's
+    # queries, keys and values
+    "hybrid": _hybrid,
+    "hybrid_star": lambda model, block, place: PRE if block == 0 else _hybrid(model, block, place),
+    "none": lambda model, block, place: Placement(),
 }
-"""Name -> what the placement gives a block, by its number from 0 on."""
+"""Name -> what the placement gives a branch, by the number of its block, from 0 on, and its place there."""
+
+
+ONLY_WITH = {
+    "mix": ("placement", "mix"),
+    **dict.fromkeys(("branch_steps", "branch_share"), ("placement", "branchnorm")),
+    "dyt_alpha": ("norm", DYNAMIC_TANH),
+}
+"""Fields of the model, and the value of another field without which nothing reads them."""
 
 
 def branch_steps(trial: Trial) -> int:
@@ -66,6 +85,9 @@ def branch_steps(trial: Trial) -> int:
 def idle(trial: Trial) -> Iterator[tuple[str, str]]:
     """(key, why) of placements that are not what their name says in a run so short, or a model so shallow."""
     model, steps = trial.model, branch_steps(trial)
+    for name, (field, wanted) in ONLY_WITH.items():
+        if getattr(model, name) != getattr(Model(), name) and (value := getattr(model, field)) != wanted:
+            yield f"model.{name}", f"model.{name}={getattr(model, name)}: has no part in model.{field}={value}"
     if model.placement == "branchnorm" and steps >= trial.steps:
         why = f"branches still grow at the last of {trial.steps} steps"
         yield "model.branch_steps", f"model.branch_steps={steps}: {why}"
@@ -73,6 +95,18 @@ def idle(trial: Trial) -> Iterator[tuple[str, str]]:
         why = f"of model.depth={model.depth} one block is post-LN, a share of {1 / model.depth:g}"
         needed = f"it takes model.depth >= {math.ceil(1 / model.mix)}"
         yield "model.mix", f"model.mix={model.mix}: {why}; {needed}"
+    if model.depth_scaled_norms and any(_in_front(model)) and not any(_in_front(model)[1:]):
+        why = "only the first block has norms in front of its branches, and they are multiplied by 1"
+        yield "model.depth_scaled_norms", f"model.depth_scaled_norms=true: {why}"
+
+
+def _in_front(model: Model) -> list[bool]:
+    """Whether a norm stands in front of a branch, for each block."""
+    are_there = model.attention_norm, model.feedforward_norm
+    return [
+        any(placement_of(model, block, place).before and is_there for place, is_there in enumerate(are_there))
+        for block in range(model.depth)
+    ]
 
 
 def refused(trial: Trial) -> Iterator[str]:
@@ -82,14 +116,18 @@ def refused(trial: Trial) -> Iterator[str]:
         for name in (name for name in ("projection_norm", "down_norm") if getattr(model, name)):
             why = f"model.placement={model.placement} has a norm there already"
             yield f"model.{name}=true: {why}; allowed: false, or another placement"
+    if model.depth_scaled_norms and not any(_in_front(model)):
+        why = f"model.placement={model.placement} has no norm in front of a branch"
+        yield f"model.depth_scaled_norms=true: {why}; allowed: false, or model.placement=pre, sandwich, mix"
 
 
-def placement_of(model: Model, block: int) -> Placement:
-    """Where norms stand in one block."""
-    return PLACEMENTS[model.placement](model, block)
+def placement_of(model: Model, block: int, place: int) -> Placement:
+    """Where norms stand at one branch of a block."""
+    return PLACEMENTS[model.placement](model, block, place)
 
 
 def has_final_norm(model: Model) -> bool:
     """Whether a norm stands before the head: where blocks have norms, and the last leaves the stream without one."""
-    last = placement_of(model, model.depth - 1)
-    return (last.before or last.on_branch) and not last.after
+    first, last = (placement_of(model, model.depth - 1, place) for place in (0, 1))
+    has_norms = any(at.before or at.on_branch or at.after for at in (first, last))
+    return has_norms and not last.after

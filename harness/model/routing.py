@@ -21,7 +21,7 @@ from harness.basics.devices import on_cpu
 from harness.model import sums
 from harness.model.dropout import random_words, stream
 from harness.model.gradients import WithBackward, differentiable
-from harness.model.layers import Leaf
+from harness.model.layers import Leaf, sigmoid
 from harness.model.precision import Precision
 from harness.model.products import product
 
@@ -44,15 +44,6 @@ def _softmax(z_RxNxE: Tensor) -> WithBackward[Tensor]:
 
 
 @differentiable
-def _sigmoid(z_RxNxE: Tensor) -> WithBackward[Tensor]:
-    def backward(ds: Tensor, s: Tensor) -> Tensor:
-        return ds * s * (1 - s)
-
-    s = _each(torch.sigmoid, z_RxNxE)
-    return s, backward, (s,)
-
-
-@differentiable
 def _sqrt_softplus(z_RxNxE: Tensor) -> WithBackward[Tensor]:
     """sqrt(log(1 + e^z)); its slope is sigmoid(z) / 2 sqrt(...)."""
 
@@ -66,7 +57,7 @@ def _sqrt_softplus(z_RxNxE: Tensor) -> WithBackward[Tensor]:
 
 GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": _softmax,  # Shazeer et al. 2017, arXiv 1701.06538
-    "sigmoid": _sigmoid,  # DeepSeek-V3, arXiv 2412.19437, equation 15
+    "sigmoid": sigmoid,  # DeepSeek-V3, arXiv 2412.19437, equation 15
     "sqrt_softplus": _sqrt_softplus,  # DeepSeek-V4, as transformers 5.23 has it
 }
 

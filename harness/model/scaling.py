@@ -14,7 +14,10 @@ from harness.model.branches import Branches
 from harness.model.outline import model_tensors
 from harness.model.tensors import MATRICES, Kind, ModelTensor, ScaledTensor
 
-ONES, ZEROS = (Kind.GAIN, Kind.FINAL_GAIN, Kind.LAYER_SCALE, Kind.SCALE), (Kind.SHIFT, Kind.BIAS, Kind.FINAL_BIAS)
+FIELDS = {Kind.LAYER_SCALE: "layer_scale", Kind.SLOPE: "dyt_alpha", Kind.MIX_GATE: "stream_gate"}
+"""Fields of the model that say where tensors of these kinds start."""
+ONES = (Kind.GAIN, Kind.FINAL_GAIN, Kind.SCALE, *FIELDS)
+ZEROS = (Kind.SHIFT, Kind.BIAS, Kind.FINAL_BIAS, Kind.SINK, Kind.MIX_OFFSET)
 STARTS = {**dict.fromkeys(ONES, 1.0), **dict.fromkeys(ZEROS, 0.0)}  # without noise
 
 
@@ -46,7 +49,7 @@ def tensor_table(
             learning_rate=learning_rate(model, tensor, its_rule),
             decay=weight_decay(model, tensor, its_rule) if has_decay else 0.0,
             epsilon=epsilon(model, tensor),
-            field="layer_scale" if tensor.kind == Kind.LAYER_SCALE else None,
+            field=FIELDS.get(tensor.kind),
             is_cut=is_vector or model.init not in UNCUT_INITS,
         )
         table.append(scaled)
@@ -167,6 +170,8 @@ def initial_std(model: Model, matrix: ModelTensor) -> float:
     """
     if matrix.kind == Kind.HEAD and model.zero_head:
         return 0.0
+    if matrix.kind == Kind.MIXER:
+        return 0.0 if model.stream_mixing == "free" else 1 / math.sqrt(matrix.shape[1])
     std = INITS[model.init](model, matrix)
     has_beta = matrix.kind in MATRICES and not matrix.name.endswith((".query", ".key"))
     return std * deepnorm_beta(model) if has_beta else std
@@ -189,7 +194,7 @@ UNDONE = (  # by sigma-reparametrisation: field, values that say how large hidde
     ("parametrization", {"mup", "completep"}, "standard"),
     ("placement", {"deepnorm", "deepnorm_glm"}, "another placement"),
 )
-OWN_NORMS = ("qk_norm", "qkv_norm", "projection_norm", "up_norm", "down_norm", "embedding_norm")
+OWN_NORMS = ("qk_norm", "qkv_norm", "value_norm", "projection_norm", "up_norm", "down_norm", "embedding_norm")
 
 
 def refused(trial: Trial) -> Iterator[str]:

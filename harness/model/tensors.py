@@ -17,6 +17,11 @@ class Kind(StrEnum):
     GAIN = "gain"  # [features], of a norm inside a block, or a row of them for each of several norms side by side
     FINAL_GAIN = "final_gain"  # [features], of a norm outside of the blocks
     LAYER_SCALE = "layer_scale"  # [width], a gain on what a branch gives, which starts at the trial's model.layer_scale
+    SLOPE = "slope"  # [1], the alpha of a Dynamic Tanh, which starts at the trial's model.dyt_alpha
+    SINK = "sink"  # [heads], a logit of each head that belongs to no token, which starts at zero
+    MIXER = "mixer"  # [few, features of the residual streams], says of each token how its streams are mixed
+    MIX_GATE = "mix_gate"  # [3], factors on what a mixer says, which start at the trial's model.stream_gate
+    MIX_OFFSET = "mix_offset"  # [few], what the mixing of streams is whatever a token says, over what it starts at
     SCALE = "scale"  # [1], a learned factor that starts at one
     SHIFT = "shift"  # [1], a learned summand that starts at zero
     BIAS = "bias"  # [features], a learned summand of a linear layer or norm inside a block, which starts at zero

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.config import Model, Trial
 from harness.model.dropout import Streams, dropped
-from harness.model.layers import NORMS, Leaf, linear, norm_beside, scaled, shifted
+from harness.model.layers import DYNAMIC_TANH, NORMS, Leaf, linear, norm_beside, scaled, shifted
 from harness.model.parameters import Layout
 from harness.model.precision import Precision
 from harness.model.sigma import SingularVectors, reparametrised
@@ -136,12 +136,13 @@ class Tools:
             return x
         norm, leaf, held = NORMS[self.config.norm], self.leaf(name), self.precision.norm
         gain = Leaf(held(leaf.weight).to(leaf.weight.dtype), leaf.gradient)
-        normed = norm(held(x), gain, self.config.norm_epsilon)
+        slope = [self.leaf(f"{name}_alpha")] if self.config.norm == DYNAMIC_TANH else []
+        normed = norm(held(x), gain, self.config.norm_epsilon, *slope)
         return held(self.shifted(f"{name}_bias", normed, held))
 
     def norm_beside(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """x for its other use, and x through the norm: the bits of `norm`, and a pass less where that is a program."""
-        if name not in self.layout.by_name or self.precision.norms:
+        if name not in self.layout.by_name or self.precision.norms or self.config.norm == DYNAMIC_TANH:
             return x, self.norm(name, x)
         x, normed = norm_beside(self.config.norm, x, self.leaf(name), self.config.norm_epsilon)
         return x, self.shifted(f"{name}_bias", normed)

@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.data import curriculum
 from harness.data.screening import CRITERIA
-from harness.model import placements, precision, scaling
+from harness.model import hyper_connections, placements, precision, scaling
 from harness.model.branches import branches_of
 from harness.optim import schedules
 from harness.optim.clippers import CLIPPERS
@@ -40,7 +40,7 @@ def idle_parts(trial: Trial) -> dict[str, str]:
     rules = [cls.idle for cls in CLIPPERS if cls.is_on(trial)]
     rules += [OPTIMIZERS[trial.optim.name].idle]
     rules += [branch.idle for branch in branches_of(trial)]
-    rules += [part.idle for part in (curriculum, placements, precision, scaling, schedules)]
+    rules += [part.idle for part in (curriculum, placements, hyper_connections, precision, scaling, schedules)]
     return {key: reason for rule in rules for key, reason in rule(trial)}
 
 

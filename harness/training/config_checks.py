@@ -10,14 +10,25 @@ from collections.abc import Iterator
 from harness.config import LARGEST_SEED, NO_FAULT, ConfigError, Trial
 from harness.data import corpus, curriculum
 from harness.guards import playbook
-from harness.model import branches, placements, scaling
+from harness.model import branches, hyper_connections, placements, scaling
 from harness.model.scaling import SIZED_INITS, ZERO_INITS
 from harness.optim import loss_scale, schedules
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training import readings
 from harness.training.sites import AT_TAPS
 
-PARTS = (branches, schedules, loss_scale, corpus, curriculum, scaling, placements, playbook, readings)
+PARTS = (
+    branches,
+    schedules,
+    loss_scale,
+    corpus,
+    curriculum,
+    scaling,
+    placements,
+    hyper_connections,
+    playbook,
+    readings,
+)
 
 
 def check_trial(trial: Trial) -> None:
@@ -78,3 +89,5 @@ def _relative(trial: Trial) -> Iterator[str]:
         yield f"model.init={model.init}: starts matrices at zero, {steps} their size; allowed: {SIZED_INITS}"
     if model.zero_head:
         yield f"model.zero_head=true: starts the head at zero, {steps} its size; allowed: false"
+    if model.residual_streams > 1 and model.stream_mixing == "free":
+        yield f"model.stream_mixing=free: starts mixers at zero, {steps} their size; allowed: manifold"

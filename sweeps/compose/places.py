@@ -26,7 +26,7 @@ GROUPS = ("study", "recipe", "mitigation", "fault", "playbook")  # whose options
 JOINED = ("mitigation", "detect")  # groups of which several options may be chosen at once, joined by +
 TAKEN = ("config.yaml", "schema.yaml", "hydra", "hydra_plugins", "search")  # what a user's folder has none of
 NONE = "none"
-PLAIN = "plain"  # the recipe of harness/config/recipe.py as it is
+PLAIN = "plain"  # the recipe of harness/config/model.py and recipe.py as it is
 MOST_NAMES = 50  # that an error lists; beyond it a line would be a page
 WANTED = (
     "a folder with studies in study/, recipes in recipe/, mitigations in mitigation/, faults in fault/ or playbooks in "

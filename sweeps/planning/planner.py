@@ -17,6 +17,7 @@ from harness.config import NO_FAULT, Model, Problems, Trial
 from harness.guards.playbook import goes_back, waits
 from harness.memory.footprint import Footprint, footprint
 from harness.model.branches import Branches, branches_of
+from harness.model.hyper_connections import kept_at_the_end, kept_of_streams
 from harness.model.layers import kept_by_norms
 from harness.model.outline import placement_norms
 from harness.model.placements import has_final_norm
@@ -194,12 +195,14 @@ def activation_elements(model: Model, vocabulary: int, checkpointing: bool = Fal
     """Values that one token leaves for the backward pass: a count over the model's code. No `branches`: the usual."""
     width, drops, branches = model.width, model.dropout is not None, branches or branches_of(Trial(model))
     scaled = drops + (model.layer_scale is not None) + (model.init == "fixup")  # what each branch gives
-    block = sum(branch.kept() + scaled * width for branch in branches) + 4 * width  # with what is made on the way back
+    of_branches = (branch.kept() + scaled * width + kept_of_streams(model) for branch in branches)
+    block = sum(of_branches) + 4 * width  # with what is made on the way back
     norms = (placement_norms(model, number, branches) for number in range(model.depth))
     inside = sum(block + kept_by_norms(model, sum(norm.size for norm in of_block)) for of_block in norms)
     if checkpointing:  # what each block reads, and one block three times: its values, gradients, unused room (measured)
-        inside = model.depth * width + 3 * inside // model.depth
+        inside = model.depth * model.residual_streams * width + 3 * inside // model.depth
     outside = width * (1 + 2 * has_final_norm(model) + 2 * model.embedding_norm + drops)
+    outside += kept_at_the_end(model)
     return inside + outside + (2 + (model.output_cap is not None)) * vocabulary
 
 

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.basics.cpu_kernels import chosen_kernels, cpu_kernels
+from harness.basics.devices import on_cpu
 from harness.training.distributed import RankGroup, RankLost
 
 LOST = 75  # the exit status of a rank that has lost another one: that one's end is the reason
@@ -78,13 +80,15 @@ def ranks(
 ) -> Iterator[RankGroup]:
     """Be rank 0 of `count` for the length of the block. In each other rank's process runs `target(group, *arguments)`.
 
-    They have as many threads each as this process has. Raises RankFailed if one of them fails, with its trace.
+    They have as many threads each as this process has, and its kernels of matrix products. Raises RankFailed if one of
+    them fails, with its trace.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         others: list[Started] = []
         try:
             place = Path(folder) / "store"
-            work = pickle.dumps((count, device, str(place), torch.get_num_threads(), target, arguments))
+            kernels = chosen_kernels() if on_cpu(device) else None
+            work = pickle.dumps((count, device, str(place), torch.get_num_threads(), kernels, target, arguments))
             (Path(folder) / "work").write_bytes(work)
             for rank in range(1, count):
                 others.append(_start(rank, Path(folder)))
@@ -182,8 +186,10 @@ def _main() -> None:
     threading.Thread(target=_die_with_rank_0, daemon=True).start()
     try:
         rank, work = int(sys.argv[1]), Path(sys.argv[2]).read_bytes()
-        count, device, place, threads, target, arguments = pickle.loads(work)
+        count, device, place, threads, kernels, target, arguments = pickle.loads(work)
         torch.set_num_threads(threads)
+        if kernels is not None:
+            cpu_kernels(kernels)
         store = dist.FileStore(place, count)  # type: ignore[attr-defined]
         store.set(f"ready {rank}", "")
         target(RankGroup(rank, count, store, device), *arguments)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,21 +21,37 @@ ROWS = 8  # GPTs that JAX trains at once in a process, as many as a pack of ours
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to train: `is_alone`: one process that has all cores; else one for each core. `rows`: GPTs of each."""
+    """A way to train: `is_alone`: one process that has all cores; else one for each core. `rows`: GPTs of each.
+    `has_our_kernels`: it calls `harness.cpu_kernels()` first, as anyone's loop may."""
 
     label: str
     is_alone: bool
     rows: int = 1
     is_compiled: bool = False
     is_jax: bool = False
+    has_our_kernels: bool = False
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "plain": Kind("plain loop, one process on all cores", is_alone=True),
     "plain_each": Kind("plain loop, a process for each core", is_alone=False),
     "compiled_each": Kind("torch.compile, a process for each core", is_alone=False, is_compiled=True),
     "jax_each": Kind(f"JAX vmap + jit of {ROWS}, a process for each core", is_alone=False, rows=ROWS, is_jax=True),
 }
+WITH_OUR_KERNELS = {
+    f"{name}_our_kernels": replace(kind, label=f"{kind.label}, with cpu_kernels()", has_our_kernels=True)
+    for name, kind in KINDS.items()
+    if not kind.is_jax
+}
+"""Where torch's own kernels are not the CPU's best. JAX has products of its own."""
+KINDS |= WITH_OUR_KERNELS
+
+
+def usual_kinds() -> list[str]:
+    """Those with our kernels only where these differ from torch's."""
+    from harness.basics.cpu_kernels import AVX512, cpu_kernels
+
+    return [name for name, kind in KINDS.items() if cpu_kernels().name == AVX512 or not kind.has_our_kernels]
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,12 @@ def _serve(pipe: Connection, kind: str, size: Size, core: int | None) -> None:
     """Warm up, then train for as long as each message says, and send trial-steps per second."""
     if core is not None:
         os.sched_setaffinity(0, {core})
-    one, step = KINDS[kind], maker(kind)(size, core is not None)
+    one = KINDS[kind]
+    if one.has_our_kernels:
+        from harness import cpu_kernels
+
+        cpu_kernels()
+    step = maker(kind)(size, core is not None)
     for _ in range(WARM):
         step()
     pipe.send(True)

@@ -5,7 +5,8 @@
 Ours is the whole command, with its workers, telemetry, validation and store; it runs twice, with few and with many
 steps, and the difference of the two leaves out the start-up. Peers (tests/benchmarks/peers.py) train one GPT at a time,
 or with JAX several; they are warm, and their start-up and compiling are left out, too. Every round measures ours and
-each peer in turn.
+each peer in turn. Where `cpu.kernels=auto` takes other kernels than torch does, peers are measured with both, and so is
+ours.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.peers import BATCH, CONTEXT, HEAD_DIM, KINDS, Peer, Size
+from harness.basics.cpu_kernels import AS_IS
+from tests.benchmarks.peers import BATCH, CONTEXT, HEAD_DIM, KINDS, Peer, Size, usual_kinds
 
 SECONDS = 6.0  # that a peer is measured for in a round
 
@@ -44,7 +46,7 @@ SHAPES = {
 }
 
 
-def ours(shape: Shape) -> float:
+def ours(shape: Shape, kernels: str = "auto") -> float:
     """Trial-steps per second."""
     walls = []
     for steps in shape.steps:
@@ -52,7 +54,7 @@ def ours(shape: Shape) -> float:
             command = [sys.executable, "-m", "sweeps", f"out={Path(folder) / 'out'}", "device=cpu"]
             command += [f"model.width={shape.width}", f"model.depth={shape.depth}", f"model.head_dim={HEAD_DIM}"]
             command += [f"model.context={CONTEXT}", f"train.batch={BATCH}", f"train.steps={steps}", "optim.clip=1.0"]
-            command += [f"seed=range({shape.trials})"]
+            command += [f"seed=range({shape.trials})", f"cpu.kernels={kernels}"]
             started = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             walls.append(time.perf_counter() - started)
@@ -63,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--width", type=int, nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--peer", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--peer", nargs="+", default=usual_kinds(), choices=list(KINDS))
     options = parser.parse_args()
     for width in options.width:
         measure(SHAPES[width], options.peer, options.rounds)
@@ -73,8 +75,12 @@ def measure(shape: Shape, kinds: list[str], rounds: int) -> None:
     """Print a line for each peer."""
     peers = {kind: Peer(kind, Size(shape.width, shape.depth)) for kind in kinds}
     mine, theirs = [], {kind: [] for kind in kinds}
+    has_both = any(KINDS[kind].has_our_kernels for kind in kinds)
+    theirs |= {AS_IS: []} if has_both else {}
     for _ in range(rounds):
         mine.append(ours(shape))
+        if has_both:
+            theirs[AS_IS].append(ours(shape, AS_IS))
         for kind, peer in peers.items():
             theirs[kind].append(peer.steps_a_second(SECONDS))
     for peer in peers.values():
@@ -83,8 +89,9 @@ def measure(shape: Shape, kinds: list[str], rounds: int) -> None:
     for kind, found in theirs.items():
         ratios = sorted(my / its for my, its in zip(mine, found, strict=True))
         goal = f"; goal {shape.wanted}" if kind == "plain" else ""
+        label = "ours with cpu.kernels=as_is" if kind == AS_IS else KINDS[kind].label
         print(
-            f"  {KINDS[kind].label}: {statistics.median(found):.1f}, ratio {statistics.median(ratios):.2f} "
+            f"  {label}: {statistics.median(found):.1f}, ratio {statistics.median(ratios):.2f} "
             f"(rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)}{goal})",
             flush=True,
         )

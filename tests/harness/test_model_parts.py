@@ -16,6 +16,7 @@ STEPS = 3
 RATES = (1e-2, 3e-3, 3e-2)
 DECAY = 0.1
 NOT_DECAYED = ("_norm", "_bias", "layer_scale", "_scale", ".multiplier", "_shift")  # vectors, and numbers alone
+NOT_DECAYED += ("_alpha", ".sink", "mixer_gate", "mixer_offset")
 
 
 def trials_of(variant):

@@ -31,7 +31,9 @@ from tests.harness.optimizing import trial as one_trial
 Groups = list[dict[str, Any]]
 
 
-def trained_by(make: Callable[[Groups, Trial], torch.optim.Optimizer], only: Sequence[str] = ()) -> Any:
+def trained_by(
+    make: Callable[[Groups, Trial], torch.optim.Optimizer], only: Sequence[str] = (), decays_itself: bool = False
+) -> Any:
     """-> a function of a trial: its weights after `STEPS` steps of another's optimizer, decay taken off beside them.
 
     `make` gets a group for each tensor, with its own epsilon.
@@ -50,7 +52,7 @@ def trained_by(make: Callable[[Groups, Trial], torch.optim.Optimizer], only: Seq
                 group["lr"], weights[scaled.name].grad = rate * scaled.learning_rate, drawn(scaled, trial.seed, step)
             optimizer.step()
             with torch.no_grad():
-                for scaled in rows:
+                for scaled in rows if not decays_itself else ():
                     weights[scaled.name].sub_(before[scaled.name] * taken(trial, scaled, rate))
         return {name: weight.detach() for name, weight in weights.items()}
 
@@ -117,6 +119,26 @@ def test_ademamix() -> None:
 
     given = [{"warmup": 2 * STEPS}, {"alpha": 2.0, "beta3": 0.99, "warmup": STEPS}, {"beta3": 0.999, "warmup": 70}]
     assert_equals(different("ademamix", options=given), trained_by(make))
+
+
+def test_adamc() -> None:
+    """Matrices but the head are `normalized`; there decay goes by the square of a rate, so multipliers do.
+
+    Their code adds 1e-15 to the second moment, and epsilon before it corrects that.
+    """
+    import pytorch_optimizer
+
+    def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
+        rows = [scaled for scaled in TENSORS if scaled.name in MATRICES]
+        for group, scaled in zip(groups, rows, strict=True):
+            is_normed = scaled.name != "head"
+            decay = trial.optim.weight_decay * scaled.decay / (scaled.learning_rate if is_normed else 1.0)
+            group |= {"normalized": is_normed, "weight_decay": decay}
+        return pytorch_optimizer.AdamC(groups, lr=trial.optim.lr, betas=betas(trial))
+
+    trials = different("adamc", eps=1e-30)
+    assert_equals(trials, trained_by(make, only=MATRICES, decays_itself=True), tolerance=1e-6)
+    assert_equals(trials, trained_by(adam, only=("gain", "scale")))
 
 
 def test_the_slow_momentum_warms_up_over_the_run_if_nothing_else_is_said() -> None:

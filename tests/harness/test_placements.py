@@ -20,7 +20,9 @@ from tests.harness.variants import with_fields
 
 def skips(**fields):
     model = Model(**fields)
-    return [placement_of(model, block).skip for block in range(model.depth)]
+    found = [[placement_of(model, block, place).skip for place in (0, 1)] for block in range(model.depth)]
+    assert all(first == second for first, second in found)
+    return [first for first, _ in found]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,8 @@ def test_no_other_placement_weighs_the_stream(placement):
 )
 def test_the_blocks_of_mix_ln(depth, mix, behind):
     model = Model(placement="mix", mix=mix, depth=depth)
-    placements = [placement_of(model, block) for block in range(depth)]
+    placements = [placement_of(model, block, 0) for block in range(depth)]
+    assert placements == [placement_of(model, block, 1) for block in range(depth)]
     assert [(p.before, p.after) for p in placements] == [(False, True)] * behind + [(True, False)] * (depth - behind)
     assert has_final_norm(model) == (behind < depth)
 
@@ -71,6 +74,8 @@ def test_the_blocks_of_mix_ln(depth, mix, behind):
         ({"attention_norm": False}, {"feedforward_norm"}, True),
         ({"attention_norm": False, "feedforward_norm": False}, set(), True),
         ({"placement": "post"}, {"attention_sum_norm", "feedforward_sum_norm"}, False),
+        ({"placement": "hybrid"}, {"attention_sum_norm"}, True),
+        ({"placement": "hybrid_star"}, {"attention_norm", "feedforward_norm"}, True),
         ({"placement": "post", "feedforward_norm": False}, {"attention_sum_norm", "feedforward_sum_norm"}, False),
         ({"placement": "branchnorm"}, {"attention_sum_norm", "feedforward_sum_norm"}, False),
         ({"placement": "deepnorm"}, {"attention_sum_norm", "feedforward_sum_norm"}, False),
@@ -146,7 +151,7 @@ def test_a_norm_that_is_fed_zeros_gives_zeros(placement):
     assert [engine.same_bits(run[i], unstruck[i]) for i in range(2)] == [[], []]
     losses = run.signals["loss"]
     assert losses[2, 0] == losses[0, 0] and losses[2, 1] != losses[0, 1]
-    if placement_of(golden[0].model, 0).after:  # the sum is the stream, so nothing of the tokens is left behind it
+    if placement_of(golden[0].model, 0, 0).after:  # the sum is the stream, so nothing of the tokens is left behind it
         assert "blocks.0.attention.input" not in seen
         struck, whole = seen["blocks.0.attention.sum"][1][2], seen["blocks.0.residual"][1][2]
         assert not struck.any() and (whole == whole[0]).all()

@@ -85,6 +85,24 @@ def test_attention_entropy(seen: Seen) -> None:
         assert seen.read("attention_entropy")[:, layer] == pytest.approx(entropy, rel=1e-5)
 
 
+def test_attention_to_the_first_token(seen: Seen) -> None:
+    for layer in range(seen.depth):
+        scores = seen.at(f"blocks.{layer}.attention.scores")[:, :, 0]
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        first = (shares / shares.sum(-1, keepdims=True))[..., 1:, 0].mean(-1)  # [calls, R, heads]
+        assert seen.read("first_token_share")[:, layer] == pytest.approx(first.mean((0, 2)), rel=1e-5)
+        assert seen.read("sink_heads")[:, layer] == pytest.approx((first > 0.3).mean((0, 2)))
+
+
+def test_massive_activations(seen: Seen) -> None:
+    for layer in range(seen.depth):
+        sizes = np.abs(seen.at(f"blocks.{layer}.residual"))
+        of_calls = sizes.reshape(*sizes.shape[:2], -1)
+        middle = np.sort(of_calls, -1)[..., (of_calls.shape[-1] - 1) // 2]
+        expected = (of_calls.max(-1) / middle).max(0)
+        assert seen.read("massive_activation")[:, layer] == pytest.approx(expected, rel=1e-5)
+
+
 def test_log_z(seen: Seen) -> None:
     expected = np.log(np.exp(seen.at("logits")).sum(-1)).mean((0, 2))
     assert seen.read("output_log_z") == pytest.approx(expected, rel=1e-5)

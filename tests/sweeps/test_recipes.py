@@ -148,7 +148,7 @@ def test_mup_is_no_gpt2_but_at_its_base_width() -> None:
         check_gpt2(dataclasses.replace(model, parametrization="mup", base_width=16))
 
 
-# --- Llama and OLMo 2 ----------------------------------------------------------------------------------------------
+# --- Llama, OLMo 2 and mixtures of experts ----------------------------------------------------------------------------
 
 
 def turned(values: Tensor, head_dim: int) -> Tensor:
@@ -176,11 +176,34 @@ def llama_tensors(model: Model, own: dict[str, Tensor], norms: dict[str, str]) -
             inner = [torch.cat(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
             found[f"model.layers.{i}.mlp.experts.gate_up_proj"] = torch.stack(inner)
             found[f"model.layers.{i}.mlp.experts.down_proj"] = torch.stack(parts["down"])
+            if model.attention_sink:
+                found |= gpt_oss_tensors(own, i, found)
         for theirs, ours in (matrices | norms).items():
             values = own[f"blocks.{i}.{ours}"]
             is_turned = ours.rpartition(".")[2] in ("query", "key", "query_norm", "key_norm")
             found[f"model.layers.{i}.{theirs}.weight"] = turned(values, model.head_dim) if is_turned else values
+            if (bias := own.get(f"blocks.{i}.{ours}_bias")) is not None:
+                found[f"model.layers.{i}.{theirs}.bias"] = turned(bias, model.head_dim) if is_turned else bias
+    if model.attention_sink:
+        found = {name.replace("mlp.gate.", "mlp.router."): values for name, values in found.items()}
     return found
+
+
+def gpt_oss_tensors(own: dict[str, Tensor], block: int, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts' matrices are [in, out] there, gates and linear parts in turn; with their biases, and sinks."""
+    experts, layer = f"model.layers.{block}.mlp.experts", f"blocks.{block}.moe"
+    count = len(own[f"{layer}.router"])
+    biases = {part: [own[f"{layer}.{part}.{e}_bias"] for e in range(count)] for part in ("gate", "up", "down")}
+    halves = found[f"{experts}.gate_up_proj"].unflatten(1, (2, -1))
+    return {
+        f"{experts}.gate_up_proj": halves.transpose(1, 2).flatten(1, 2).mT.contiguous(),
+        f"{experts}.gate_up_proj_bias": torch.stack(
+            [torch.stack(biases["gate"]), torch.stack(biases["up"])], -1
+        ).flatten(1),
+        f"{experts}.down_proj": found[f"{experts}.down_proj"].mT.contiguous(),
+        f"{experts}.down_proj_bias": torch.stack(biases["down"]),
+        f"model.layers.{block}.self_attn.sinks": own[f"blocks.{block}.attention.sink"],
+    }
 
 
 def theirs_of(trial: Trial) -> tuple[nn.Module, dict[str, str]]:
@@ -210,6 +233,13 @@ def theirs_of(trial: Trial) -> tuple[nn.Module, dict[str, str]]:
         config = transformers.MixtralConfig(**sizes, num_key_value_heads=model.width // model.head_dim)
         config._experts_implementation = "eager"
         return transformers.MixtralForCausalLM(config).double(), norms
+    if trial.recipe == "gpt_oss":
+        norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "moe_norm"}
+        sizes |= {"num_local_experts": 32, "num_experts_per_tok": 4, "intermediate_size": feedforward_size(model) // 4}
+        sizes |= {"num_key_value_heads": model.width // model.head_dim, "head_dim": model.head_dim}
+        config = transformers.GptOssConfig(**sizes, layer_types=["full_attention"] * model.depth)
+        config._experts_implementation = "eager"
+        return transformers.GptOssForCausalLM(config).double(), norms
     norms = {"self_attn.q_norm": "attention.query_norm", "self_attn.k_norm": "attention.key_norm"}
     if trial.recipe == "olmoe":
         norms |= {"input_layernorm": "attention_norm", "post_attention_layernorm": "moe_norm"}
@@ -224,13 +254,13 @@ def theirs_of(trial: Trial) -> tuple[nn.Module, dict[str, str]]:
     return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**sizes)).double(), norms
 
 
-@pytest.mark.parametrize("recipe", ["llama", "mixtral", "olmo2", "olmoe"])
+@pytest.mark.parametrize("recipe", ["gpt_oss", "llama", "mixtral", "olmo2", "olmoe"])
 def test_other_recipes_are_those_of_transformers(recipe: str) -> None:
     """Logits and gradients in float64, once gains are not ones."""
     pack = packed(
         f"recipe={recipe}",
         "train.z_loss=0",
-        *(["moe.balance=0", "moe.router_z=0"] if recipe in ("mixtral", "olmoe") else []),
+        *(["moe.balance=0", "moe.router_z=0"] if recipe in ("gpt_oss", "mixtral", "olmoe") else []),
     )
     assert pack.planned[0].recipe == recipe
     gains = torch.rand(pack.weights.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.5

@@ -55,6 +55,7 @@ class Piece:
     shape: tuple[int, ...]  # for one trial
     is_matrix: bool  # a whole one, [out, in]
     is_hidden: bool  # and inside a block
+    is_head: bool  # the head, or the embedding that takes its place
     segment: Segment
     weights: Tensor
     gradients: Tensor
@@ -160,6 +161,7 @@ class Optimizer:
         limits = [limit for t in trials if (limit := t.optim.clip_update) is not None]
         self._limit = self._column(limits).to(self.weights.dtype) if limits else None
         self._decays = {(s.learning_rate, s.decay): self.decay_rate(s) for s in self.layout.segments}
+        self._last = Kind.EMBEDDING if trials[0].model.tied_head else Kind.HEAD
         self._pieces: list[Piece] = []
         self.acted: dict[str, Tensor] = {}
 
@@ -203,9 +205,10 @@ class Optimizer:
         """The columns `here` of all rows, as many rows at a time as fit the cache; `number` is that of the tensor."""
         if segment.learning_rate == 0:
             return
-        kinds = (False, False)
+        kinds = (False, False, False)
         if number is not None:
-            kinds = is_matrix(scaled := self.layout.tensors[number]), scaled.kind in MATRICES
+            scaled = self.layout.tensors[number]
+            kinds = is_matrix(scaled), scaled.kind in MATRICES, scaled.kind == self._last
         size, count = here.stop - here.start, len(self.trials)
         columns = dict.fromkeys(self.slots, here)
         if number is not None:
@@ -235,6 +238,10 @@ class Optimizer:
         `numbers` has and returns, [r, 1], in the precision of the weights.
         """
         raise NotImplementedError
+
+    def pace(self, piece: Piece, step: Step) -> tuple[Tensor, Tensor]:
+        """The rate in force in a piece, and the share of its weights that stays, [r, 1] each."""
+        return step.paces[piece.multipliers]
 
     def repairs(self) -> Tensor:
         """Rows whose weights stay finite in the step to come even if its gradient has infinite elements, [R]."""
@@ -282,7 +289,7 @@ class Optimizer:
         """Update one piece. Returns the squared norms of weights, second moment and change, [3, r], if asked to."""
         before = {} if step.stands is None else {name: values.clone() for name, values in piece.slots.items()}
         direction = self.update(piece, step.numbers)
-        pace, kept = step.paces[piece.multipliers]
+        pace, kept = self.pace(piece, step)
         if step.limit is not None:
             # Shazeer & Stern 2018 (arXiv 1804.04235), section 6, for any optimizer.
             excess = rms(direction) / step.limit
