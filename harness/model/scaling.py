@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from harness.config import Model, Trial
 from harness.model.branches import Branches
 from harness.model.outline import model_tensors
-from harness.model.tensors import MATRICES, Kind, ModelTensor, ScaledTensor
+from harness.model.tensors import MATRICES, WIDENING, Kind, ModelTensor, ScaledTensor
 
 FIELDS = {Kind.LAYER_SCALE: "layer_scale", Kind.SLOPE: "dyt_alpha", Kind.MIX_GATE: "stream_gate"}
 """Fields of the model that say where tensors of these kinds start."""
@@ -63,7 +63,7 @@ Init = Callable[[Model, ModelTensor], float]
 
 def standard(model: Model, matrix: ModelTensor) -> float:
     """1/sqrt(fan_in); embeddings and head 1/sqrt(width), for muP that of the base width (Wortsman et al. 2023)."""
-    if matrix.kind in MATRICES:
+    if matrix.kind in WIDENING or (matrix.kind == Kind.ROUTER and model.parametrization == "standard"):
         return 1 / math.sqrt(matrix.shape[1])
     return 1 / math.sqrt(model.width if model.parametrization == "standard" else model.base_width)
 
@@ -132,7 +132,7 @@ def normal(model: Model, matrix: ModelTensor) -> float:
 
     For muP matrices inside the blocks shrink from there, as the others' sizes do.
     """
-    is_smaller = matrix.kind in MATRICES and model.parametrization != "standard"
+    is_smaller = matrix.kind in WIDENING and model.parametrization != "standard"
     return model.init_std * (math.sqrt(model.base_width / model.width) if is_smaller else 1.0)
 
 
@@ -241,7 +241,8 @@ def learning_rate(model: Model, tensor: ModelTensor, rule: str) -> float:
     Width. A step must change what a tensor gives by as much at every width. A matrix inside a block sums over its
     inputs, of which there are m times as many, and a step is aligned with them: its elements may change by 1/m. An
     embedding or a gain does not sum, and the head's sum is multiplied by 1/m already: their elements change by as much
-    as at the base width. What rate that takes depends on the rule:
+    as at the base width. A router, whose number of experts does not grow, is as the head. What rate that takes depends
+    on the rule:
 
     - adam: elements change by the rate itself, so it is 1/m and 1 (table 8).
     - sgd: elements change by the rate times the gradient, which is 1/m everywhere because the logits are multiplied by
@@ -259,7 +260,7 @@ def learning_rate(model: Model, tensor: ModelTensor, rule: str) -> float:
     if model.parametrization == "standard":
         return 1.0
     m = model.width / model.base_width
-    is_matrix = tensor.kind in MATRICES
+    is_matrix = tensor.kind in WIDENING
     width = {
         "adam": 1 / m if is_matrix else 1.0,
         "sgd": 1.0 if is_matrix else _growth(model, tensor),

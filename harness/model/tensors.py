@@ -13,6 +13,7 @@ class Kind(StrEnum):
     EMBEDDING = "embedding"  # [vocabulary or positions, width]: a vector for each
     HIDDEN = "hidden"  # [out, in], inside a block
     RESIDUAL = "residual"  # [out, in], the last matrix of a branch: what it gives is added to the residual stream
+    ROUTER = "router"  # [experts, width], inside a block: as of the head only its input grows with the width
     HEAD = "head"  # [vocabulary, width]
     GAIN = "gain"  # [features], of a norm inside a block, or a row of them for each of several norms side by side
     FINAL_GAIN = "final_gain"  # [features], of a norm outside of the blocks
@@ -28,7 +29,8 @@ class Kind(StrEnum):
     FINAL_BIAS = "final_bias"  # [features], of a norm outside of the blocks
 
 
-MATRICES = (Kind.HIDDEN, Kind.RESIDUAL)  # inside of blocks: both sides grow with the width
+WIDENING = (Kind.HIDDEN, Kind.RESIDUAL)  # inside of blocks: both sides grow with the width
+MATRICES = (*WIDENING, Kind.ROUTER)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ ACTIVATIONS = {
     "attention.scores": "attention logits",
     "attention.projection": "attention output",
     "feedforward.down": "feed-forward output",
+    "moe.logits": "router logits",
+    "moe.output": "output of experts",
     "residual": "residual stream",
     "logits": "output logits",
 }

@@ -87,7 +87,7 @@ def same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(bits(a), bits(b)) for a, b in zip(found, expected, strict=True))
 
 
-kinds = pytest.mark.parametrize("norm", NORMS)
+kinds = pytest.mark.parametrize("norm", THEIRS)
 
 
 # --- values --------------------------------------------------------------------------------------------------------

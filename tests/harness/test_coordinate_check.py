@@ -13,13 +13,15 @@ import pytest
 from harness.model import parameters
 from harness.optim.optimizers import OPTIMIZERS
 from harness.testing import engine
-from sweeps.commands.coordinate_check import ACTIVATIONS, PARAMETRIZATIONS, main, measure, slopes
+from sweeps.commands.coordinate_check import ACTIVATIONS, PARAMETRIZATIONS, main, measure, measured, slopes
+from sweeps.commands.coordinate_trials import CoordinateAxes
 
 STEPS = 3
 FLAT = 0.15
 """Over 12 times the width a factor of 1.5 at most. A wrong exponent is off by 1/2 or 1: a factor of 3.5 or 12."""
 GROWS = 0.3
-WITHIN = [name for name in ACTIVATIONS if name not in ("embedding", "logits")]
+OF_PLAIN = [name for name in ACTIVATIONS if not name.startswith("moe.")]
+WITHIN = [name for name in OF_PLAIN if name not in ("embedding", "logits")]
 OF_A_RULE = {cls.rule: name for name, cls in OPTIMIZERS.items()}
 """One optimizer for each rule by which the size of updates may go."""
 
@@ -55,7 +57,7 @@ def over_width(table):
     return slopes(table, "width")
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", OF_PLAIN)
 def test_mup_is_flat(over_width, activation):
     found = over_width["mup"][activation]
     for step in range(1 if activation == "logits" else 2, STEPS + 1):
@@ -75,7 +77,24 @@ def test_embeddings(table, over_width):
 
 
 def test_only_the_head_moves_in_the_first_step_of_mup(over_width):
-    assert {name for name in ACTIVATIONS if 1 in over_width["mup"].get(name, ())} == {"logits"}
+    assert {name for name in OF_PLAIN if 1 in over_width["mup"].get(name, ())} == {"logits"}
+
+
+ROUTED = ("block.channel_mixer=moe", "model.activation=swiglu", "moe.balance=0", "model.width=64,320", "seed=0,1")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd", "lamb"])
+def test_routers_do_not_grow_in_mup_and_do_without(optimizer):
+    """A router starts at random, and the share of that shrinks as 1/sqrt(width), as that of a head that does.
+
+    What experts give jumps where tokens go elsewhere.
+    """
+    cases = CoordinateAxes.of([*ROUTED, f"optim.name={optimizer}"], None).cases()
+    table = slopes(measured(cases), "width").xs(4, level="step")
+    of_cases = {case.split()[0]: table[case].to_dict() for case in set(table.index.get_level_values("case"))}
+    mup, standard = of_cases["muP"], of_cases["standard"]
+    assert -0.6 < mup["moe.logits"] < FLAT and -0.6 < mup["moe.output"] < 0.35, mup
+    assert standard["moe.logits"] > GROWS, standard
 
 
 def test_completep_is_flat_over_the_width_too():

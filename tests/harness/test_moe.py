@@ -49,11 +49,33 @@ from tests.harness.test_model_parts_memory import kept_by_a_token_of
         {"moe": {"bias_rate": 0.01, "gate": "sigmoid", "balance": 0.0}, "ranks": 2, "batch": 4},
         {"moe": {"capacity": 0.8, "router_z": 1e-3, "jitter": 0.1}},
         {"moe": {"gate_alpha": 1.702, "up_offset": 1.0}, "biases": True, "micro_batches": 2},
+        {"parametrization": "mup", "base_width": 8, "biases": True},
     ],
-    ids=["softmax", "DeepSeek-V3", "DeepSeek-V4", "bf16, plain", "bias", "capacity", "gpt-oss"],
+    ids=["softmax", "DeepSeek-V3", "DeepSeek-V4", "bf16, plain", "bias", "capacity", "gpt-oss", "muP"],
 )
 def test_it_keeps_the_promises_of_settings(fields: dict[str, Any]) -> None:
     check_setting(**{"block": {"channel_mixer": "moe"}, "activation": "swiglu", **fields})
+
+
+def test_mup_is_the_standard_parametrisation_at_the_base_width_and_has_routers_as_heads() -> None:
+    """Bit for bit; at another width a router starts as at the base, and a bias of it is not multiplied."""
+    plain, same = (engine.pack_of([mixed({}, **fields)] * 2) for fields in ({}, {"parametrization": "mup", **AT_BASE}))
+    for pack in (plain, same):
+        pack.begin(0)
+        pack.learn(pack.objective.batch(0))
+    assert torch.equal(plain.weights, same.weights) and torch.equal(plain.gradients, same.gradients)
+    wide, ours = branch_of(mixed({}, parametrization="mup", base_width=WIDTH // 4, biases=True))
+    router = wide.layout.by_name[f"{NAME}.router"]
+    assert (router.std, router.learning_rate) == (pytest.approx((WIDTH // 4) ** -0.5), 1.0)
+    tensors, seen = wide.tensors(wide.weights, 0), []
+    tensors[f"{NAME}.router_bias"].fill_(3.0)
+    wide.model.taps.attach(f"{NAME}.logits", lambda name, x: seen.append(x.clone()))
+    x = torch.randn(2, 16, WIDTH, dtype=torch.float64)
+    ours(x)
+    torch.testing.assert_close(seen[0][0], x[0] @ tensors[f"{NAME}.router"].T / 4 + 3.0)
+
+
+AT_BASE = {"base_width": WIDTH, "base_head_dim": None}
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------
@@ -304,7 +326,6 @@ def test_losses_of_the_router_move_it_and_are_not_reported() -> None:
             {"sigma_reparam": True},
             "model.sigma_reparam=true: is not known for experts and their router; allowed: false",
         ),
-        ({}, {"parametrization": "mup"}, "model.parametrization=mup: is not known for experts and their router"),
         ({}, {"up_norm": True}, "model.up_norm=true: reaches nothing, as feedforward is not in a block of "),
     ],
 )

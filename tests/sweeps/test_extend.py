@@ -215,7 +215,7 @@ def test_trials_that_come_out_otherwise_are_told(short: Path, tmp_path: Path, ca
     def changed(state: KeptState):
         saved = real(state)
         name = max(saved.tensors, key=lambda name: saved.tensors[name].numel() * ("weights" in name))
-        saved.tensors[name].mul_(1 + 2**-20)
+        saved.tensors[name].mul_(1 + 2**-10)  # what a rounded loss cannot hide on any CPU
         return saved
 
     monkeypatch.setattr(KeptState, "read", changed)

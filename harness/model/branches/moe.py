@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from harness.config import PER_TRIAL, STRUCTURAL, Trial, choice, number, shown
+from harness.config import PER_TRIAL, STRUCTURAL, Model, Trial, choice, number, shown
 from harness.config.limits import MOST_STEPS
 from harness.model.branches.base import Branch
 from harness.model.branches.feedforward import SWIGLU_CLAMP, feedforward_size
@@ -149,7 +149,7 @@ class Moe(Branch):
 
     def tensors(self) -> Iterator[ModelTensor]:
         d, hidden, o = self.model.width, self.hidden, self.options
-        yield ModelTensor("router", (o.experts, d), Kind.HIDDEN)
+        yield ModelTensor("router", (o.experts, d), Kind.ROUTER)
         for name in self._inner:
             for expert in range(o.experts):
                 yield ModelTensor(f"{name}.{expert}", (hidden, d), Kind.HIDDEN, stacked=expert > 0)
@@ -208,7 +208,6 @@ class Moe(Branch):
                 yield f"moe.{field}={value}: model.activation={c.activation} has no gate; allowed: {off}"
         yield from self._refused_stale(trial)
         given = {
-            "model.parametrization": (c.parametrization, c.parametrization == "standard", "standard"),
             "model.sigma_reparam": (shown(c.sigma_reparam), not c.sigma_reparam, "false"),
             "model.init": (c.init, c.init != "fixup", "another init"),
         }
@@ -279,6 +278,7 @@ class Moe(Branch):
         if torch.is_grad_enabled() and any(trial.section("moe").jitter for trial in tools.part.trials):
             streams = tools.streams.at(f"{name}.jitter")[tools.part.rows]
             x_RxNxD = jittered(x_RxNxD, tools.strength("moe.jitter", 1, _read("jitter")), streams, tools.sequences)
+        x_RxNxD = x_RxNxD if (multiplier := router_multiplier(self.model)) == 1 else x_RxNxD * multiplier
         if o.router_precision == "fp32":
             router = tools.leaf(f"{name}.router")
             bias = tools.leaf(f"{name}.router_bias") if f"{name}.router_bias" in tools.layout.by_name else None
@@ -370,6 +370,11 @@ class Moe(Branch):
         else:
             gate, up = None, tools.linear(x_RxNxD, f"{name}.shared.up")
         return tools.linear(self._hidden(tools, gate, up), f"{name}.shared.down")
+
+
+def router_multiplier(model: Model) -> float:
+    """What a router reads is multiplied by: 1, or for muP base_width/width, as what the head gives; not its bias."""
+    return 1.0 if model.parametrization == "standard" else model.base_width / model.width
 
 
 def _layer(name: str) -> int:

@@ -26,6 +26,7 @@ CPU_PIECE = 65_536  # elements of a piece: half a dozen arrays of that size fit 
 CPU_COLUMNS = 8_192  # of them in a row, where a piece need not be a tensor; never a function of R, because norms add up
 CPU_GRAIN = 32_768  # from so many elements on torch may cut a single row among threads, and then sum it differently
 
+MATRIX_KINDS = (Kind.EMBEDDING, *MATRICES, Kind.HEAD)
 CLIP_UPDATE = "optim.clip_update"  # the part of a recipe that is counted under this key
 
 Numbers = Mapping[str, Tensor]  # one a row, [r, 1]
@@ -53,13 +54,22 @@ class Piece:
 
     rows: range
     shape: tuple[int, ...]  # for one trial
-    is_matrix: bool  # a whole one, [out, in]
-    is_hidden: bool  # and inside a block
+    kind: Kind | None  # of the tensor, where it is a whole one
     is_head: bool  # the head, or the embedding that takes its place
     segment: Segment
     weights: Tensor
     gradients: Tensor
     slots: Mapping[str, Tensor]
+
+    @property
+    def is_matrix(self) -> bool:
+        """A whole one, [out, in]."""
+        return len(self.shape) == 2 and self.kind in MATRIX_KINDS
+
+    @property
+    def is_hidden(self) -> bool:
+        """And inside a block."""
+        return self.kind in MATRICES
 
     @property
     def multipliers(self) -> Multipliers:
@@ -205,10 +215,7 @@ class Optimizer:
         """The columns `here` of all rows, as many rows at a time as fit the cache; `number` is that of the tensor."""
         if segment.learning_rate == 0:
             return
-        kinds = (False, False, False)
-        if number is not None:
-            scaled = self.layout.tensors[number]
-            kinds = is_matrix(scaled), scaled.kind in MATRICES, scaled.kind == self._last
+        kind = None if number is None else self.layout.tensors[number].kind
         size, count = here.stop - here.start, len(self.trials)
         columns = dict.fromkeys(self.slots, here)
         if number is not None:
@@ -219,7 +226,7 @@ class Optimizer:
             at = slice(rows.start, rows.stop)
             slots = {name: self.slot(name)[at, place] for name, place in columns.items()}
             weights, gradients = self.weights[at, here], self.gradients[at, here]
-            yield Piece(rows, shape, *kinds, segment, weights, gradients, slots)
+            yield Piece(rows, shape, kind, kind == self._last, segment, weights, gradients, slots)
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -337,7 +344,7 @@ BETAS: Mapping[str, Callable[[Trial], float]] = {  # and what they leave of what
 
 def is_matrix(scaled: ScaledTensor) -> bool:
     """Whether optimizers take it for a matrix: not a vector, nor a stack of them such as the gains of all heads."""
-    return len(scaled.shape) == 2 and scaled.kind in (Kind.EMBEDDING, *MATRICES, Kind.HEAD)
+    return len(scaled.shape) == 2 and scaled.kind in MATRIX_KINDS
 
 
 # --- for the equations -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.config import PER_TRIAL, Trial, number
 from harness.model.products import product
+from harness.model.tensors import Kind
 from harness.optim.optimizers.adamw import Adam
 from harness.optim.optimizers.base import Numbers, Piece, norm, options
 
@@ -39,7 +40,8 @@ class Muon(Adam):
     momentum, so that rates and weight decay are AdamW's (arXiv 2502.16982, equation 4). Embeddings, head and vectors
     take AdamW's step, with `optim.beta1` and `beta2`; the others' second moment stays zero. Products are in the format
     of the weights; the authors' are bf16. An update whose singular values are all 1 changes what comes out by its
-    largest one, so under muP its rate falls as 1 / sqrt(m), not as 1 / m (tests/harness/test_coordinate_check.py).
+    largest one, so under muP its rate falls as 1 / sqrt(m), not as 1 / m (tests/harness/test_coordinate_check.py). A
+    router's, whose outputs do not grow in number, is not multiplied.
     """
 
     per_tensor = True
@@ -54,7 +56,8 @@ class Muon(Adam):
             return super().update(piece, h)
         momentum = piece.slots["moment_1"].mul_(h["momentum"]).add_(piece.gradients)
         ahead = (momentum * h["momentum"]).add_(piece.gradients).unflatten(1, piece.shape)
-        return orthogonalised(ahead).flatten(1).mul_(RMS * max(piece.shape) ** 0.5).mul_(h["wider"])
+        update = orthogonalised(ahead).flatten(1).mul_(RMS * max(piece.shape) ** 0.5)
+        return update if piece.kind == Kind.ROUTER else update.mul_(h["wider"])
 
 
 def orthogonalised(x_rxmxn: Tensor) -> Tensor:
