@@ -45,7 +45,7 @@ class Setup:
     clip: float | None
     weights: int
     precision: str
-    is_adam: bool
+    is_adam: bool  # with one beta2 at all steps
     rates: tuple[float, ...]  # of the schedule, by step
     beta1: float
 
@@ -54,7 +54,8 @@ class Setup:
         facts, optim = facts_of(trial), trial.optim
         rates = tuple(facts.rate(step) for step in range(trial.steps))
         weights = sum(math.prod(shape) for shape in facts.tensors.values())
-        return cls(optim.beta2, optim.clip, weights, trial.train.precision, optim.name == "adamw", rates, optim.beta1)
+        is_adam = optim.name == "adamw" and optim.beta2_exponent is None
+        return cls(optim.beta2, optim.clip, weights, trial.train.precision, is_adam, rates, optim.beta1)
 
 
 @dataclass(frozen=True, eq=False)

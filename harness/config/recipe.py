@@ -32,6 +32,13 @@ class Optim:
     lr: float = number(PER_TRIAL, 3e-3, "peak learning rate", low=0)
     beta1: float = number(PER_TRIAL, 0.9, "decay of the first moment; sgd and lars: momentum", low=0, below=1)
     beta2: float = number(PER_TRIAL, 0.95, "decay of the second moment; lion: of the momentum", low=0, below=1)
+    beta2_exponent: float | None = number(
+        SWITCHED,
+        None,
+        "c of 1 - k^-c, which is Adam's decay of the second moment at step k; null: beta2",
+        above=0,
+        high=10,
+    )
     eps: float = number(PER_TRIAL, 1e-8, "added to the root of the second moment", above=0)
     weight_decay: float = number(PER_TRIAL, 1e-4, "decoupled weight decay of matrices", low=0)
     decay_embedding: bool = anything(

@@ -73,7 +73,13 @@ WITH_OPTIONS = ("branches", "optimizers", "clippers", "guards", "objectives")  #
 CORE: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule}
 CORE |= {"train": Train, "screen": Screen, "data": Data}
 YOUNGER = (
-    *(("model", "start"), ("data", "skip_bad"), ("data", "token_type"), ("train", "loss_scale_per")),
+    *(
+        ("model", "start"),
+        ("data", "skip_bad"),
+        ("data", "token_type"),
+        ("train", "loss_scale_per"),
+        ("optim", "beta2_exponent"),
+    ),
     *(
         ("model", name)
         for name in ("dyt_alpha", "depth_scaled_norms", "value_norm", "attention_gate", "attention_sink")

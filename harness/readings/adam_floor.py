@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.optim.optimizers.adamw import falls_short
 from harness.optim.optimizers.base import Optimizer
-from harness.readings.base import ReadingSignal, StepReading, no_second_moment
+from harness.readings.base import ReadingSignal, StepReading, no_second_moment, second_share
 
 
 class AdamFloor(StepReading):
@@ -34,7 +33,7 @@ class AdamFloor(StepReading):
 
     def read(self, before_RxP: Tensor | None, optimizer: Optimizer) -> Mapping[str, Tensor]:
         moment, layout = optimizer.slot("moment_2"), self.known.layout
-        correction = falls_short(optimizer.hyperparameter("beta2"), optimizer.updates.double()[:, None])
+        correction = second_share(optimizer)
         total = torch.zeros(len(moment), dtype=torch.float64, device=moment.device)
         for span in layout.spans:
             limit = (optimizer.hyperparameter("eps") * span.epsilon).square() * correction

@@ -27,6 +27,7 @@ from harness.model.layers import for_each_trial
 from harness.model.outline import tap_shapes
 from harness.model.parameters import Layout
 from harness.optim.optimizers import OPTIMIZERS
+from harness.optim.optimizers.adamw import Adam, falls_short
 from harness.optim.optimizers.base import Optimizer
 
 
@@ -131,6 +132,13 @@ def no_second_moment(trial: Trial) -> str:
     """Why a reading of Adam's second moment has nothing to read; empty if it has."""
     name = trial.optim.name
     return "" if {"moment_1", "moment_2"} <= set(OPTIMIZERS[name].slots) else f"optim.name={name} has no such moments"
+
+
+def second_share(optimizer: Optimizer) -> Tensor:
+    """What share of a mean the second moment has, which started at zero, [R, 1], float64."""
+    if isinstance(optimizer, Adam):
+        return optimizer.second_share()
+    return falls_short(optimizer.hyperparameter("beta2"), optimizer.updates.double()[:, None])
 
 
 # --- what several of them need -------------------------------------------------------------------------------------

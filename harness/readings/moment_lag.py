@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.optim.optimizers.adamw import falls_short
 from harness.optim.optimizers.base import Optimizer
-from harness.readings.base import ReadingContext, ReadingSignal, StepReading, no_second_moment, rms
+from harness.readings.base import ReadingContext, ReadingSignal, StepReading, no_second_moment, rms, second_share
 
 
 class MomentLag(StepReading):
@@ -38,7 +37,7 @@ class MomentLag(StepReading):
 
     def read(self, before_RxP: Tensor | None, optimizer: Optimizer) -> Mapping[str, Tensor]:
         gradients, moment = optimizer.gradients, optimizer.slot("moment_2")
-        correction = falls_short(optimizer.hyperparameter("beta2"), optimizer.updates.double()[:, None])
+        correction = second_share(optimizer)
         each = []
         for span in self.known.layout.spans:
             here = slice(span.start, span.stop)

@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.optim.optimizers.adamw import falls_short
 from harness.optim.optimizers.base import Optimizer
-from harness.readings.base import ReadingContext, ReadingSignal, StepReading, no_second_moment
+from harness.readings.base import ReadingContext, ReadingSignal, StepReading, no_second_moment, second_share
 
 
 class MomentSize(StepReading):
@@ -46,8 +46,8 @@ class MomentSize(StepReading):
             self._ranges.append((start, end, fan_in))
 
     def read(self, before_RxP: Tensor | None, optimizer: Optimizer) -> Mapping[str, Tensor]:
-        count = optimizer.updates.double()[:, None]
-        rest1, rest2 = (falls_short(optimizer.hyperparameter(name), count)[:, 0] for name in ("beta1", "beta2"))
+        rest1 = falls_short(optimizer.hyperparameter("beta1"), optimizer.updates.double()[:, None])[:, 0]
+        rest2 = second_share(optimizer)[:, 0]
         first, second = optimizer.slot("moment_1"), optimizer.slot("moment_2")
         ones, twos = [], []
         for start, stop, fan_in in self._ranges:

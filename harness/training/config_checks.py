@@ -14,6 +14,7 @@ from harness.model import branches, hyper_connections, placements, scaling
 from harness.model.scaling import SIZED_INITS, ZERO_INITS
 from harness.optim import loss_scale, schedules
 from harness.optim.optimizers import OPTIMIZERS
+from harness.optim.optimizers.adamw import Adam
 from harness.training import readings
 from harness.training.sites import AT_TAPS
 
@@ -38,7 +39,7 @@ def check_trial(trial: Trial) -> None:
     """
     _check_tokens(trial)
     reasons = [reason for part in PARTS for reason in part.refused(trial)]
-    reasons += [reason for rule in (_batches, _fault, _relative) for reason in rule(trial)]
+    reasons += [reason for rule in (_batches, _fault, _rising_beta2, _relative) for reason in rule(trial)]
     if reasons:
         raise ConfigError(*reasons)
 
@@ -77,6 +78,15 @@ def _fault(trial: Trial) -> Iterator[str]:
     if site in AT_TAPS and has_elements and fault.start < (grown := trial.curriculum.grown):
         why = f"activations are smaller at fault.site={site} while sequences or batches grow"
         yield f"fault.start={fault.start}: {why}; allowed: {grown} or later, or fault.elements=null"
+
+
+def _rising_beta2(trial: Trial) -> Iterator[str]:
+    """A second moment whose decay rises, where there is none."""
+    name, exponent = trial.optim.name, trial.optim.beta2_exponent
+    if exponent is not None and not issubclass(OPTIMIZERS[name], Adam):
+        others = ", ".join(other for other, cls in OPTIMIZERS.items() if issubclass(cls, Adam))
+        why = f"optim.name={name} has no such second moment"
+        yield f"optim.beta2_exponent={exponent}: {why}; allowed: null, or optim.name={others}"
 
 
 def _relative(trial: Trial) -> Iterator[str]:

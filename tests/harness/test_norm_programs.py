@@ -15,6 +15,7 @@ from harness.model.layers import NORMS, Leaf, norm_beside
 from harness.testing import engine
 from tests.harness import test_kernels
 from tests.harness.test_kernels import META, built, compiled
+from tests.harness.test_norms import THEIRS
 from tests.harness.tracing import steps_of
 
 launches = test_kernels.launches  # a fixture
@@ -37,7 +38,7 @@ def pass_over(
     `odd`: rows of gains start anywhere, not as in a flat array.
     """
     part, (x_dtype, dtype) = slice(first, first + rows), types
-    for norm in NORMS:
+    for norm in THEIRS:
         x = torch.ones(rows + first, 37, features, dtype=x_dtype)[part].requires_grad_()
         gains = [flat(rows + first, features, dtype)[part] for _ in range(2)]
         leaf = Leaf(*(gain.contiguous() for gain in gains)) if odd else Leaf(*gains)

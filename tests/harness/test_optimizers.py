@@ -257,8 +257,9 @@ def test_decay_that_follows_the_schedule_does_not_depend_on_the_rate(name):
     shares = [share(step) for step in range(7)]
     for eta in shares:
         rig.step([t.optim.lr * eta for t in rig.trials])
-    expected = math.prod(1 - 0.02 * eta for eta in shares)
     for name_ in MATRICES:
+        power = 2 if name == "adamc" and name_ != "head" else 1  # whose decay is multiplied by the schedule once more
+        expected = math.prod(1 - 0.02 * eta**power for eta in shares)
         old = rig.layout.view(start, name_)[0]
         for row in (0, 1):
             torch.testing.assert_close(rig.view(name_, row), old * expected, rtol=1e-12, atol=0)

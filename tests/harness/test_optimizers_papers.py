@@ -56,6 +56,21 @@ def adam_moments(trial: Trial, memory: dict[str, Any], gradient: Tensor) -> tupl
     return m, v
 
 
+def rising_beta2(
+    trial: Trial, scaled: ScaledTensor, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float
+) -> Tensor:
+    """AdamW with PaLM's beta2 of 1 - t^-c (arXiv 2204.02311, section 5), which needs no correction."""
+    c = trial.optim.beta2_exponent
+    m = memory["m"] = trial.optim.beta1 * memory.get("m", 0.0) + (1 - trial.optim.beta1) * gradient
+    v = memory["v"] = (1 - t**-c) * memory.get("v", 0.0) + t**-c * gradient**2
+    return rate * m / (1 - trial.optim.beta1**t) / (v.sqrt() + epsilon(trial, scaled))
+
+
+def test_a_rising_beta2() -> None:
+    trials = [without(one, beta2_exponent=c) for one, c in zip(different("adamw"), (0.8, 0.5, 1.3), strict=True)]
+    assert_equals(trials, written_out(rising_beta2))
+
+
 def epsilon(trial: Trial, scaled: ScaledTensor) -> float:
     return trial.optim.eps * scaled.epsilon
 

@@ -62,6 +62,16 @@ CASES = {
         "model.head_dim=4,8: under model.parametrization=mup attention's scores follow the head's size",
         "allowed: model.base_head_dim=4, or one size",
     ),
+    "a rising beta2 of no second moment": (
+        ["optim.name=lion", "optim.beta2_exponent=0.8"],
+        "optim.beta2_exponent=0.8: optim.name=lion has no such second moment",
+        "allowed: null, or optim.name=adamc, ",
+    ),
+    "residual streams, post-LN": (
+        ["mitigation=mhc+post_ln"],
+        "mitigation=mhc+post_ln: model.residual_streams=4: model.placement=post works on one stream",
+        "allowed: 1, or model.placement=pre",
+    ),
     "odd head size": (["model.head_dim=1"], "model.head_dim=1: odd", "allowed with model.positions=rotary: an even"),
     "bit 40, swept": ([*STRUCK, "fault.bit=3,40"], "fault.bit=40: beyond fault.format=fp32", "allowed: 0 to 31"),
     "no such tensor": ([*STRUCK, "fault.tensor=block*x"], "fault.tensor=block*x: matches no", "blocks.0.attention"),

@@ -23,6 +23,7 @@ class AdamC(Adam):
 
     @classmethod
     def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        yield from super().idle(trial)
         if trial.optim.weight_decay == 0:
             yield "optim.name", "optim.name=adamc: is AdamW where nothing decays, with optim.weight_decay=0"
 

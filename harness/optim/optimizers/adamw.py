@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from harness.config import Trial
+from harness.config import Optim, Trial
 from harness.kernels import operators
 from harness.kernels.blocks import cut
 from harness.kernels.use import are_used
@@ -19,15 +19,42 @@ class Adam(Optimizer):
     """What the relatives of Adam share (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1)."""
 
     slots: ClassVar[tuple[str, ...]] = ("moment_1", "moment_2")
-    hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {**BETAS, **options("optim", "eps")}
+    hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {
+        **BETAS,
+        **options("optim", "eps"),
+        "beta2_exponent": lambda trial: trial.optim.beta2_exponent or 0.0,
+    }
+
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        optim = trial.optim
+        if optim.beta2_exponent is not None and optim.beta2 != Optim().beta2:
+            why = f"with optim.beta2_exponent={optim.beta2_exponent} the decay follows from the step"
+            yield "optim.beta2", f"optim.beta2={optim.beta2}: {why}; it takes optim.beta2_exponent=null"
 
     def numbers(self, h: Numbers) -> Numbers:
         """What the first moment (`scale1`) and the root of the second (`scale2`) are multiplied by.
 
-        They make up for moments that started at zero `count` steps ago.
+        They make up for moments that started at zero `count` steps ago. With `optim.beta2_exponent` the decay of the
+        second moment rises as 1 - count^-c, from 0 on, so nothing has to be made up for (Shazeer & Stern 2018, arXiv
+        1804.04235, section 7.1; PaLM, Chowdhery et al. 2022, arXiv 2204.02311, section 5).
         """
-        count = h["count"]
-        return {"scale1": 1 / falls_short(h["beta1"], count), "scale2": 1 / falls_short(h["beta2"], count).sqrt()}
+        count, scale1 = h["count"], 1 / falls_short(h["beta1"], h["count"])
+        if self.has_rising_beta2:
+            rest = each(torch.pow, count, -h["beta2_exponent"])
+            return {"beta2": 1 - rest, "rest2": rest, "scale1": scale1, "scale2": torch.ones_like(rest)}
+        return {"scale1": scale1, "scale2": 1 / falls_short(h["beta2"], count).sqrt()}
+
+    @property
+    def has_rising_beta2(self) -> bool:
+        """Whether the decay of the second moment is that of `optim.beta2_exponent`."""
+        return self.trials[0].optim.beta2_exponent is not None
+
+    def second_share(self) -> Tensor:
+        """What share of a mean the second moment has, which started at zero, [R, 1], float64."""
+        if self.has_rising_beta2:
+            return torch.ones_like(self.hyperparameter("beta2"))
+        return falls_short(self.hyperparameter("beta2"), self.updates.double()[:, None])
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         return self.direction(piece, h, *self.moments(piece, h, piece.gradients))
@@ -53,14 +80,14 @@ class AdamW(Adam):
 
     On a CPU torch's own fused kernel, a call for each trial, so that a trial's bits cannot depend on its neighbours.
     Elsewhere one Triton program for all trials, by the same arithmetic (harness/kernels/programs.py). Where the update
-    is clipped, or Triton is missing, the same equations one by one, for all trials at once.
+    is clipped, beta2 rises, or Triton is missing, the same equations one by one, for all trials at once.
     """
 
     columns = CPU_PIECE
 
     def bind(self, trials: Sequence[Trial]) -> None:
         super().bind(trials)
-        self._has_program = self._limit is None and are_used(self.weights.device)
+        self._has_program = self._limit is None and not self.has_rising_beta2 and are_used(self.weights.device)
         if self._has_program:
             self._bind_program()
         elif self._is_fused:
@@ -68,7 +95,7 @@ class AdamW(Adam):
 
     @property
     def _is_fused(self) -> bool:
-        return self._limit is None and self._on_cpu
+        return self._limit is None and not self.has_rising_beta2 and self._on_cpu
 
     # --- as one program ------------------------------------------------------------------------------------------
 

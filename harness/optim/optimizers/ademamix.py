@@ -47,6 +47,7 @@ class AdEMAMix(Adam):
 
     @classmethod
     def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        yield from super().idle(trial)
         if trial.section("ademamix").alpha == 0:
             yield "ademamix.alpha", "ademamix.alpha=0: the slow momentum does not count; it takes ademamix.alpha > 0"
 

@@ -87,6 +87,7 @@ class Resetting(Adam):
 
     @classmethod
     def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        yield from super().idle(trial)
         key = f"{cls.section}.interval"
         if (interval := cls.interval_of(trial)) >= trial.steps:
             yield key, f"{key}={interval}: nothing is reset in {trial.steps} steps"
