@@ -190,6 +190,11 @@ def _unit(x_RxxxD: Tensor, epsilon: float) -> WithBackward[Tensor]:
     return normed, backward, (normed, rate)
 
 
+def _weighted(x_RxNxnxD: Tensor, weights_RxNxn: Tensor) -> Tensor:
+    """The sum of streams times their weights, [R, N, D]."""
+    return sums.total(x_RxNxnxD * weights_RxNxn[..., None], 2)
+
+
 @differentiable
 def _sum(x_RxNxnxD: Tensor) -> WithBackward[Tensor]:
     shape = x_RxNxnxD.shape
@@ -204,7 +209,7 @@ def collapsed(x_RxNxnxD: Tensor, pre_RxNxn: Tensor) -> WithBackward[Tensor]:
         each = dy[:, :, None]
         return each * pre[..., None], sums.total(each * x)
 
-    return sums.total(x_RxNxnxD * pre_RxNxn[..., None], 2), backward, (x_RxNxnxD, pre_RxNxn)
+    return _weighted(x_RxNxnxD, pre_RxNxn), backward, (x_RxNxnxD, pre_RxNxn)
 
 
 @differentiable
@@ -215,15 +220,10 @@ def mixed(x_RxNxnxD: Tensor, branch_RxNxD: Tensor, post_RxNxn: Tensor, residual:
     def backward(dy: Tensor, x: Tensor, branch: Tensor, post: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
         dx = _streams_times(residual.mT, dy)
         of_pairs = [sums.total(dy * x[:, :, j, None]) for j in streams]
-        return dx, collapsed_without(dy, post), sums.total(dy * branch[:, :, None]), torch.stack(of_pairs, -1)
+        return dx, _weighted(dy, post), sums.total(dy * branch[:, :, None]), torch.stack(of_pairs, -1)
 
     mixed = _streams_times(residual, x_RxNxnxD).add_(branch_RxNxD[:, :, None] * post_RxNxn[..., None])
     return mixed, backward, (x_RxNxnxD, branch_RxNxD, post_RxNxn, residual)
-
-
-def collapsed_without(x_RxNxnxD: Tensor, weights_RxNxn: Tensor) -> Tensor:
-    """`collapsed`, where no gradient is asked for."""
-    return sums.total(x_RxNxnxD * weights_RxNxn[..., None], 2)
 
 
 def _streams_times(matrix_RxNxnxn: Tensor, x_RxNxnxD: Tensor) -> Tensor:

@@ -279,13 +279,17 @@ EXPERTS = "model.layers.1.mlp.experts.down_proj"
     ],
 )
 def test_experts_and_router_of_transformers_are_struck(fault: dict[str, Any], tensor: str, first: int) -> None:
-    """Disarmed no bit; armed the loss is another from the strike on, and the record names where."""
+    """Disarmed no bit; armed nothing differs before the strike, the weights do at the end, and the record names where.
+
+    Not the loss: of what one element of a gradient does to it, rounding may leave nothing.
+    """
     untouched = mixtral()
     losses = train(untouched)
     loop = mixtral()
     assert attached(loop)[0] == losses and same(loop.state(), untouched.state())
-    found, run = attached(mixtral(), fault={**fault, "start": 5})
-    assert found[:first] == losses[:first] and found[first:] != losses[first:]
+    struck = mixtral()
+    found, run = attached(struck, fault={**fault, "start": 5})
+    assert found[:first] == losses[:first] and not same(struck.state(), untouched.state())
     assert {event.tensor for event in run.events} == {tensor} and any(event.changed for event in run.events)
 
 
