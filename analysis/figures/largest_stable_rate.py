@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.legends import legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import MOST_SERIES, beside, chosen, mark_widths, series_of, with_widths
+from analysis.figures.series import MOST_SERIES, beside, chosen, mark_widths, series_of, with_short_names, with_widths
 from analysis.measures import metrics
 from harness.objectives.outcome import TRAINED
 
@@ -54,6 +54,7 @@ def largest_stable_rate(results: Results) -> Drawing:
     table = table.assign(series=series_of(table, axes))
     edges = np.log(table["stable"].fillna(table["unstable"] / 2)).groupby(table["series"]).mean()
     shown, left_out = chosen(-edges, MOST_SERIES, "lower rates")
+    table, shown = with_short_names(table, axes, shown)
     widths = sorted(table["width"].unique())
     with page(max(6.4, 0.9 * len(widths) + 4), 4.9 + 0.13 * len(shown)) as figure:
         panel = figure.subplots()

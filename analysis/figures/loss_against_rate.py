@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from analysis.figures.drawing import CROSS, Drawing, looks, page, panels_in_grid
 from analysis.figures.legends import LINE, legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import MOST_SERIES, chosen, nested, series_of
+from analysis.figures.series import MOST_SERIES, chosen, nested, series_of, with_short_names
 from analysis.measures import metrics
 from analysis.reading.acted import BASELINE
 from analysis.reading.levels import in_order, is_level
@@ -37,8 +37,9 @@ def loss_against_rate(results: Results) -> Drawing:
             None,
             f"No figure: {count(table['lr'].nunique(), 'learning rate')} among the finished, validated trials.",
         )
+    table, at_one_rate = _at_several_rates(table)
     series, left_out = chosen(table.groupby("series")["capped_loss"].mean(), MOST_SERIES)
-    table = table[table["series"].isin(series)]
+    table, series = with_short_names(table, axes[1:], series)
     widths = in_order(table["width"])
     columns = len(widths) if len(widths) <= 3 else math.ceil(math.sqrt(len(widths)))
     lost = int(table["nonfinite_step"].notna().sum())
@@ -62,9 +63,19 @@ def loss_against_rate(results: Results) -> Drawing:
     caption = (
         "Final validation loss of the trials without a fault against the peak learning rate, at most the loss at "
         f"initialisation; lines are means over {count(seeds, 'seed')}, dots are single trials, and {crosses}."
-        f"{left_out}"
+        f"{left_out}{at_one_rate}"
     )
     return Drawing(figure, caption)
+
+
+def _at_several_rates(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows of series that have several rates at their width, if any has, and what the caption says of others."""
+    lines = table.groupby(["series", "width"], dropna=False)["lr"]
+    has_several = lines.transform("nunique") > 1
+    if not has_several.any() or has_several.all():
+        return table, ""
+    left_out = count(int((lines.nunique() == 1).sum()), "combination")
+    return table[has_several], f" Not shown: {left_out} at a single rate."
 
 
 def _start(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:

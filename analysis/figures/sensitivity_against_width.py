@@ -9,7 +9,7 @@ import numpy as np
 from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.legends import LINE, legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import MOST_SERIES, beside, chosen, mark_widths, series_of, with_widths
+from analysis.figures.series import MOST_SERIES, beside, chosen, mark_widths, series_of, with_short_names, with_widths
 from analysis.measures import metrics
 
 
@@ -24,7 +24,7 @@ def sensitivity_against_width(results: Results) -> Drawing:
         reason = "the trials have no width" if without else "no width has finished trials at two learning rates or more"
         return Drawing(None, f"No figure: {reason}.")
     series, left_out = chosen(table.groupby("series")["sensitivity"].mean(), MOST_SERIES)
-    table = table[table["series"].isin(series)]
+    table, series = with_short_names(table, axes[1:], series)
     widths = sorted(table["width"].unique())
     with page(6.4, 4.6 + LINE * math.ceil(len(series) / 2)) as figure:
         panel = figure.subplots()

@@ -17,9 +17,18 @@ LETTER = 0.085  # inches: of a legend's letter at most, on average
 
 
 def series_of(table: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
-    """What one line of a plot stands for: the mitigation, and whatever else the sweep varies."""
+    """What one line of a plot stands for: the mitigation, and whatever else differs between these rows."""
+    axes = [axes[0], *(axis for axis in axes[1:] if table[axis].nunique(dropna=False) > 1)]
     parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(word).astype(str) for axis in axes[1:]]
     return pd.Series([", ".join(names) for names in zip(*parts, strict=True)], index=table.index, dtype=object)
+
+
+def with_short_names(table: pd.DataFrame, axes: Sequence[str], series: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of these series, and their names in the same order, by what differs between them alone."""
+    shown = table[table["series"].isin(series)]
+    named = series_of(shown, axes)
+    names = dict(zip(shown["series"], named, strict=True))
+    return shown.assign(series=named), [names[name] for name in series]
 
 
 def is_plain(name: str) -> bool:
