@@ -74,7 +74,8 @@ def sensitivity_lines(table: pd.DataFrame) -> list[str]:
         return ["LR sensitivity needs two learning rates or more, finished without a fault, and validation losses."]
     has_width = table["width"].notna().any()  # attached runs have none
     widest = table[table["width"] == table["width"].max()] if has_width else table
-    others = [axis for axis in axes if axis != "mitigation"]
+    # In a sweep of several grids some fields have one value among those with a sensitivity.
+    others = [axis for axis in axes if axis == "width" or (axis != "mitigation" and widest[axis].nunique(False) > 1)]
     if widest["mitigation"].nunique() > MOST_MITIGATIONS:
         return [_sensitivity_range(widest, others)]
     is_plain = widest["mitigation"] == BASELINE
@@ -82,6 +83,8 @@ def sensitivity_lines(table: pd.DataFrame) -> list[str]:
     pairs = pairs.sort_values("mitigation", kind="stable").drop_duplicates("mitigation")
     if len(pairs):
         return [_comparison(pair["mitigation"], pair, others) for _, pair in pairs.iterrows()]
+    if len(widest) > MOST_MITIGATIONS:
+        return [_sensitivity_extremes(widest, others)]
     rows = [row for _, row in widest.iterrows()]
     return [f"{row['mitigation']}: LR sensitivity {_place(row, others)} {_value(row)}." for row in rows]
 
@@ -95,6 +98,17 @@ def _sensitivity_range(widest: pd.DataFrame, others: list[str]) -> str:
     named |= {"without any": plain.iloc[0]} if len(plain) else {}
     values = "; ".join(f"{name} {_place(row, others)} {_value(row)}" for name, row in named.items())
     return f"LR sensitivity of {widest['mitigation'].nunique()} mitigations: {values}."
+
+
+def _sensitivity_extremes(widest: pd.DataFrame, others: list[str]) -> str:
+    """The lowest and the highest of many combinations, by what differs between the two, if they can be compared."""
+    if len(widest[["lowest_rate", "highest_rate", "rates"]].drop_duplicates()) > 1:
+        return f"LR sensitivity of {len(widest)} combinations: their learning rates differ, so they cannot be compared."
+    rows = widest.sort_values("sensitivity", kind="stable")
+    ends = rows.iloc[[0, -1]]
+    differ = [axis for axis in others if axis == "width" or ends[axis].nunique(False) > 1]
+    lowest, highest = (f"{_place(row, differ)} {_value(row)}" for _, row in ends.iterrows())
+    return f"LR sensitivity of {len(rows)} combinations: lowest {lowest}; highest {highest}."
 
 
 def _comparison(mitigation: str, pair: pd.Series, others: list[str]) -> str:

@@ -80,10 +80,10 @@ def test_only_the_head_moves_in_the_first_step_of_mup(over_width):
     assert {name for name in OF_PLAIN if 1 in over_width["mup"].get(name, ())} == {"logits"}
 
 
-ROUTED = ("block.channel_mixer=moe", "model.activation=swiglu", "moe.balance=0", "model.width=64,320", "seed=0,1")
+ROUTED = ("block.channel_mixer=moe", "model.activation=swiglu", "moe.balance=0", "model.width=64,256", "seed=0,1")
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 def test_routers_do_not_grow_in_mup_and_do_without(optimizer):
     """A router starts at random, and the share of that shrinks as 1/sqrt(width), as that of a head that does.
 
