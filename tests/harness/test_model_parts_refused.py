@@ -36,6 +36,12 @@ REFUSED: dict[str, tuple[Fields, Fields]] = {  # settings, and each that is refu
     "a head of Fixup that is the embedding": ({**NO_NORMS, "tied_head": True}, {"init": "tied_head=true"}),
     "Fixup with biases": ({**NO_NORMS, "biases": True}, {"biases": "init=fixup"}),
     "dropout of shares that nobody sees": ({"dropout": 0.1, "attention": "fused"}, {"dropout": "attention=fused"}),
+    "a sink that nobody sees": ({"attention_sink": True, "attention": "fused"}, {"attention_sink": "attention=fused"}),
+    "Fixup with a gate": ({**NO_NORMS, "attention_gate": "head"}, {"attention_gate": "init=fixup"}),
+    "norms that are not there, by depth": (
+        {"depth_scaled_norms": True, "placement": "post"},
+        {"depth_scaled_norms": "placement=post"},
+    ),
     "Fixup with the norms of a placement": ({"init": "fixup", "placement": "pre"}, {"placement": "init=fixup"}),
     "Fixup with norms of their own": (
         {**NO_NORMS, "qk_norm": True, "embedding_norm": True},

@@ -106,6 +106,9 @@ class Attention(Branch):
         if c.attention_sink and trial.train.softmax != "fp32":
             why = f"train.softmax={trial.train.softmax} is not known for it"
             yield f"model.attention_sink=true: {why}; allowed: false, or train.softmax=fp32"
+        if c.attention_gate != "none" and c.init == "fixup":
+            why = "model.init=fixup is made for attention without one"
+            yield f"model.attention_gate={c.attention_gate}: {why}; allowed: none, or another init"
         for name, (off, why) in UNDOES_QK_CLIP.items():
             if c.qk_clip is not None and (value := getattr(c, name)) != off:
                 allowed = f"null, or model.{name}={shown(off)}"
