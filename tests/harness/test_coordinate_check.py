@@ -87,14 +87,15 @@ ROUTED = ("block.channel_mixer=moe", "model.activation=swiglu", "moe.balance=0",
 def test_routers_do_not_grow_in_mup_and_do_without(optimizer):
     """A router starts at random, and the share of that shrinks as 1/sqrt(width), as that of a head that does.
 
-    What experts give jumps where tokens go elsewhere.
+    So does at first what reaches it: experts' outputs, and the gradient of what they give, are not aligned yet. A wrong
+    exponent would be off by 1. What experts give jumps where tokens go elsewhere.
     """
     cases = CoordinateAxes.of([*ROUTED, f"optim.name={optimizer}"], None).cases()
     table = slopes(measured(cases), "width").xs(4, level="step")
     of_cases = {case.split()[0]: table[case].to_dict() for case in set(table.index.get_level_values("case"))}
     mup, standard = of_cases["muP"], of_cases["standard"]
-    assert -0.6 < mup["moe.logits"] < FLAT and -0.6 < mup["moe.output"] < 0.35, mup
-    assert standard["moe.logits"] > GROWS, standard
+    assert -0.9 < mup["moe.logits"] < FLAT and -0.6 < mup["moe.output"] < 0.35, mup
+    assert standard["moe.logits"] > 0.1 and standard["moe.logits"] - mup["moe.logits"] > 0.45, (standard, mup)
 
 
 def test_completep_is_flat_over_the_width_too():
@@ -173,7 +174,7 @@ def test_the_command_draws_a_figure(tmp_path, monkeypatch, capsys, arguments, sa
     run_command(monkeypatch, out, "--steps", 2, "--seeds", 1, *arguments)
     assert out.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
-    assert said in printed and str(out) in printed and all(name in printed for name in ACTIVATIONS.values())
+    assert said in printed and str(out) in printed and all(ACTIVATIONS[name] in printed for name in OF_PLAIN)
     assert ("CompleteP" in printed) == ("--depths" in arguments)
 
 
