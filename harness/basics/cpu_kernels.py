@@ -69,7 +69,7 @@ _current: Kernels | None = None
 
 def current_kernels() -> str:
     """What the products of this process run on."""
-    return AS_IS if _current is None else _current.name
+    return chosen_kernels() or AS_IS
 
 
 def chosen_kernels() -> str | None:

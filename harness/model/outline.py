@@ -35,15 +35,18 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
     outer = [name for name in is_there if is_there[name]]
     yield from (ModelTensor(name, (d,), Kind.FINAL_GAIN) for name in outer)
     yield from head_mixers(model)
-    norms = [tensor for block in gains for tensor in block if tensor.kind == Kind.GAIN]
-    if model.biases:  # as in GPT-2 (Radford et al. 2019), whose head has none
-        for tensor in (tensor for block in matrices for tensor in block):  # read together where the matrices are
-            yield ModelTensor(f"{tensor.name}_bias", tensor.shape[:1], Kind.BIAS, tensor.stacked)
-    if model.norm == DYNAMIC_TANH or (model.biases and model.norm == "layer"):
-        yield from (ModelTensor(f"{norm.name}_bias", norm.shape, Kind.BIAS) for norm in norms)
+    norms = [[tensor for tensor in block if tensor.kind == Kind.GAIN] for block in gains]
+    norms_too = model.norm == DYNAMIC_TANH or (model.biases and model.norm == "layer")
+    for linears, of_block in zip(matrices, norms, strict=True):
+        if model.biases:  # as in GPT-2 (Radford et al. 2019), whose head has none
+            for tensor in linears:  # read together where the matrices are
+                yield ModelTensor(f"{tensor.name}_bias", tensor.shape[:1], Kind.BIAS, tensor.stacked)
+        if norms_too:
+            yield from (ModelTensor(f"{norm.name}_bias", norm.shape, Kind.BIAS) for norm in of_block)
+    if norms_too:
         yield from (ModelTensor(f"{name}_bias", (d,), Kind.FINAL_BIAS) for name in outer)
     if model.norm == DYNAMIC_TANH:
-        named = [*(norm.name for norm in norms), *outer]
+        named = [*(norm.name for of_block in norms for norm in of_block), *outer]
         yield from (ModelTensor(f"{name}_alpha", (1,), Kind.SLOPE) for name in named)
     if model.layer_scale is not None:
         yield from (ModelTensor(f"{name}.layer_scale", (d,), Kind.LAYER_SCALE) for name in blocks)

@@ -99,6 +99,16 @@ def test_every_init_is_tested():
     assert EXPECTED.keys() == INITS.keys()
 
 
+def test_a_blocks_biases_stand_together():
+    """As they are stored and as faults address them: first those of its matrices, then those of its norms."""
+    names = [row.name for row in tensor_table(engine.trial(biases=True, depth=2, qk_norm=True).model, 61)]
+    biases = [name for name in names if name.startswith("blocks.") and name.endswith("_bias")]
+    of_block = ["attention.query", "attention.key", "attention.value", "attention.projection"]
+    of_block += ["feedforward.up", "feedforward.down", "attention_norm", "feedforward_norm"]
+    of_block += ["attention.query_norm", "attention.key_norm"]
+    assert biases == [f"blocks.{block}.{name}_bias" for block in range(2) for name in of_block]
+
+
 def test_gains_shifts_and_layer_scale():
     weights = weights_of(layer_scale=0.01, qk_norm=True, sigma_reparam=True)
     starts = {name: set(values.unique().tolist()) for name, values in weights.items() if values.dim() == 2}

@@ -261,7 +261,7 @@ def test_a_removal_that_is_killed_loses_nothing_else(whole: Path, tmp_path: Path
     (tmp_path / "all").mkdir()
     number = changes("remove", str(copied(whole, tmp_path / "all")), "--where", "seed=1", "--yes")
     assert number > 50
-    for place, change in enumerate(np.linspace(1, number - 1, 3).astype(int)):
+    for place, change in enumerate(np.linspace(1, number - 1, 4).astype(int)):
         (tmp_path / str(place)).mkdir()
         out = copied(whole, tmp_path / str(place))
         words = ("remove", str(out), "--where", "seed=1", "--yes")
