@@ -43,6 +43,7 @@ KINDS = {
     "objectives": "harness.objectives",
     "faults": "injectors",
     "figures": "analysis.figures",
+    "forecasters": "analysis.forecasts",
     "exports": "analysis.export.targets",
     "commands": "analysis.commands",
 }
