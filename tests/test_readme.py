@@ -168,6 +168,23 @@ def test_laws_over_sizes_are_told(home: Path, capsys: pytest.CaptureFixture[str]
     assert (home / "loss.png").exists() and len(told) == 3
 
 
+def test_larger_models_are_forecast(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of the guide: what is sealed is trained afterwards, and then scored."""
+    fit, test = (line for line in SWEEPS if "out=results/sizes" in line)
+    told = commands(PAGES, "forecast")
+    quick = [word for word in QUICK if not word.startswith(("fault.", "model.depth"))]
+    assert "trained 108 of 108 trials" in command(fit, home, capsys, *quick)
+    with contextlib.chdir(home):
+        exec(next(text for text in blocks("python", "docs/howto/forecasts.md") if "runs.csv" in text), {})
+    for line in (line for line in told if "--score" not in line):
+        said = command(line, home, capsys)
+        assert "forecaster: " in said and ("Sealed in results/near.json: " in said) == ("--seal" in line)
+    assert "trained 36 of 36 trials" in command(test, home, capsys, *quick)
+    (score,) = (line for line in told if "--score" in line)
+    assert "skill over persistence" in command(score, home, capsys)
+    assert len(list((home / "results" / "figures").glob("*.svg"))) >= 3 and len(told) == 5
+
+
 def test_what_measures_cost_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = (line for line in SWEEPS if "out=results/tax" in line)
     often = [word for word in QUICK if "validate_every" not in word]
@@ -181,6 +198,7 @@ def test_every_line_of_the_readme_is_run_here() -> None:
     assert {line.split()[1] for line in commands(PAGES)} == {
         *("sweep", "watch", "report", "campaign", "status", "cancel", "export", "incidents"),
         *("figure", "retry", "merge", "remove", "verify", "extend", "compare", "claims", "margins", "tax", "scaling"),
+        "forecast",
     }
     plain = [text for file in FILES for text in blocks("", str(file.relative_to(ROOT)))]
     others = [line for text in plain for line in text.splitlines() if line not in commands(PAGES)]

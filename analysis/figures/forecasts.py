@@ -25,10 +25,10 @@ DODGE = 0.02  # decades of parameters between what was forecast and what was mea
 def forecast_bands(sealed: Sealed, by: str, target: str, known: Observations, test: Observations) -> Drawing:
     """A panel a recipe: what was known, what was forecast with its 80% interval, and what came true."""
     places = units_of(sealed.units, target)
-    units, quantiles = sealed.units.iloc[places], sealed.tree["forecasts"].get(by, {}).get(target)
+    units, quantiles = sealed.units.iloc[places], sealed.quantiles(by, target)
     if quantiles is None:
         return Drawing(None, f"{by} has not forecast {target}.")
-    values = np.array([[np.nan if value is None else value for value in quantiles[place]] for place in places], float)
+    values = quantiles[places]
     recipes = sorted(units["recipe"].unique())
     columns = min(4, len(recipes))
     rows = -(-len(recipes) // columns)

@@ -50,21 +50,23 @@ class Decision:
 def ranked(truth: Truth, said: np.ndarray) -> list[Ranked]:
     """Of each size of a target of cells, from quantiles [units, levels] of its units."""
     found = []
-    for size, part in truth.units.groupby(["width", "depth"]):
+    for (width, depth), part in truth.units.groupby(["width", "depth"]):
         places = part.index.to_numpy()
         values, points = truth.values[places], said[places, MIDDLE]
         is_known = np.isfinite(points)
         if is_known.sum() > 1:
             recipes = tuple(part["recipe"].to_numpy()[is_known])
-            found.append(Ranked(truth.target, size, recipes, values[is_known], points[is_known]))
+            found.append(Ranked(truth.target, (width, depth), recipes, values[is_known], points[is_known]))
     return found
 
 
 def by_size(truth: Truth, observations: Observations) -> dict[Size, list[Ranked]]:
     """The same with what each smaller size has shown itself for a forecast, by that size."""
-    table = observations.tables.get(truth.target)
     found: dict[Size, list[Ranked]] = {}
-    for size in [] if table is None else observations.sizes:
+    if truth.target not in observations.tables:
+        return found
+    table = observations.tables[truth.target]
+    for size in observations.sizes:
         own = table[(table["width"] == size[0]) & (table["depth"] == size[1])]
         means = own.groupby("recipe")["value"].mean()
         said = np.tile(means.reindex(truth.units["recipe"]).to_numpy()[:, None], (1, MIDDLE + 1))
@@ -86,9 +88,15 @@ def decision(parts: list[Ranked]) -> Decision:
         int(is_resolved.sum()),
         _interval(float(right.mean()), drawn[:, 0]),
         _interval(float(right[is_resolved].mean()) if is_resolved.any() else np.nan, drawn[:, 1]),
-        float(np.nanmean(taus)),
-        float(np.nanmean(regrets)),
+        _mean(taus),
+        _mean(regrets),
     )
+
+
+def _mean(values: list[float]) -> float:
+    """Of those that are known."""
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else np.nan
 
 
 def _pairs(one: Ranked) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:

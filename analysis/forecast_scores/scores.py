@@ -87,12 +87,8 @@ def said_of(sealed: Sealed, truth: Truth, features: pd.DataFrame) -> dict[str, n
     """What each forecaster has said of these units, [units, levels] or [units, 1], with rules applied to `features`."""
     found: dict[str, np.ndarray] = {}
     for name in sealed.names:
-        values = sealed.tree["forecasts"][name].get(truth.target)
-        if values is None:
-            continue
-        width = 1 if truth.is_share else len(LEVELS)
-        rows = [values[place] or [None] * width for place in truth.places]
-        found[name] = np.array([[np.nan if value is None else value for value in row] for row in rows], float)
+        if (quantiles := sealed.quantiles(name, truth.target)) is not None:
+            found[name] = quantiles[truth.places]
     for name, rule in sealed.tree["rules"].items():
         if name in rules() and truth.target in rules()[name].targets and len(features):
             found[name] = _by_rule(name, rule, truth, features)

@@ -48,9 +48,12 @@ class Sealed:
         return pd.DataFrame(self.tree["units"], columns=UNIT).astype({"width": float, "depth": float, "lr": float})
 
     def quantiles(self, forecaster: str, target: str) -> np.ndarray | None:
-        """[units, levels], of a share [units, 1]; None: it said nothing."""
-        values = self.tree["forecasts"].get(forecaster, {}).get(target)
-        return None if values is None else np.array(values, float)
+        """[units, levels], of a share [units, 1], NaN for what it did not forecast; None: it said nothing at all."""
+        rows = self.tree["forecasts"].get(forecaster, {}).get(target)
+        if rows is None:
+            return None
+        width = 1 if TARGETS[target].is_share else len(LEVELS)
+        return np.array([row or [None] * width for row in rows], float)
 
     @property
     def names(self) -> list[str]:

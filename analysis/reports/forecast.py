@@ -21,7 +21,6 @@ from analysis.forecast_scores.decisions import (
     cost_ratio,
     decision,
     of_forecasters,
-    ranked,
     reversals,
 )
 from analysis.forecast_scores.scores import FLOOR, Scored, Truth, said_of, scored, truths
@@ -31,6 +30,7 @@ from analysis.forecast_scores.sealing import (
     SEAL,
     Sealed,
     check_enough,
+    data_hash,
     forecast_all,
     known_of,
     read_seal,
@@ -41,7 +41,7 @@ from analysis.forecast_scores.sealing import (
     widest,
 )
 from analysis.forecasts.base import LEVELS, MIDDLE, Known, forecasters
-from analysis.measures.forecast_targets import CELL, COLUMNS, TARGETS, Observations, observed, observed_runs
+from analysis.measures.forecast_targets import CELL, Observations, observed, observed_runs
 from analysis.reading.open_sweep import open_sweep, open_with_packs
 from analysis.reading.selection import selected
 from analysis.reports.printed import table_lines
@@ -145,12 +145,12 @@ def _forecast_table(sealed: Sealed, by: str) -> list[str]:
     """Of each cell the largest stable rate, the loss at the best rate, and LR sensitivity."""
     units, rows = sealed.units, []
     cells = units_of(units, "edge")
-    forecast = {target: sealed.tree["forecasts"][by].get(target) for target in SHOWN}
+    forecast = {target: sealed.quantiles(by, target) for target in SHOWN}
     for place in cells:
         cell = units.iloc[place]
         row: dict[str, object] = {name: f"{cell[name]:g}" if name != "recipe" else label(cell[name]) for name in CELL}
         for target, values in forecast.items():
-            quantiles = None if values is None or not values[place] else values[place]
+            quantiles = None if values is None else values[place]
             row["largest stable rate" if target == "edge" else target] = _told(quantiles, is_log=target == "edge")
         rows.append(row)
     lines = [f"forecaster: {by} ({forecasters()[by].about})", ""]
@@ -161,10 +161,10 @@ def _forecast_table(sealed: Sealed, by: str) -> list[str]:
 
 def _probability_table(sealed: Sealed, by: str) -> list[str]:
     """How likely a run does not train, a row a cell and a column a rate; empty where nothing is said of it."""
-    values = sealed.tree["forecasts"][by].get("divergent")
+    values = sealed.quantiles(by, "divergent")
     if values is None:
         return []
-    units = sealed.units.assign(p=[row[0] if row and row[0] is not None else np.nan for row in values])
+    units = sealed.units.assign(p=values[:, 0])
     units = units.iloc[units_of(sealed.units, "divergent")]
     table = units.pivot_table(index=CELL, columns="lr", values="p", sort=False).reset_index()
     table.columns = [name if isinstance(name, str) else f"{name:g}" for name in table.columns]
@@ -174,11 +174,10 @@ def _probability_table(sealed: Sealed, by: str) -> list[str]:
     return ["Probability that a run does not train, by learning rate:", *table_lines(shown)]
 
 
-def _told(quantiles: Sequence[float | None] | None, is_log: bool) -> str:
-    if quantiles is None or any(value is None or value != value for value in quantiles):
+def _told(quantiles: np.ndarray | None, is_log: bool) -> str:
+    if quantiles is None or np.isnan(quantiles).any():
         return "-"
-    values = np.array(quantiles, float)
-    middle, low, high = (10**values if is_log else values)[[MIDDLE, LOW, HIGH]]
+    middle, low, high = (10**quantiles if is_log else quantiles)[[MIDDLE, LOW, HIGH]]
     return f"{middle:.3g} [{low:.3g}, {high:.3g}]"
 
 
@@ -207,12 +206,17 @@ def told_seal(
 def told_scores(out: Path, file: Path, wheres: Sequence[str] = (), figures: Path | None = None) -> list[str]:
     """Tables of scores, of decisions and of what turns around, and the registered marks. Raises ConfigError."""
     sealed = read_seal(file)
-    sweep, notes = _since(sealed, out)
-    known = observed(selected(sweep, sealed.tree["fit"]), sealed.at)
-    test = observed(selected(sweep, wheres), sealed.at).without(known.sizes)
+    before, after, notes = _before_and_after(sealed, out)
+    known = observed(selected(before, sealed.tree["fit"]), sealed.at)
+    if data_hash(known) != sealed.tree["data"]:
+        notes.append("Note: the trials that were forecast from are not those that the folder has now.")
+    with _named(f"out={out}"):
+        test = observed(selected(after, wheres), sealed.at)
     truth = truths(sealed, test)
     if not truth:
-        raise ConfigError(f"out={out}: has finished trials of no size that {file} forecasts; allowed: those trained")
+        raise ConfigError(
+            f"out={out}: no cell has two finished seeds of one target yet; allowed: more trials of {file}"
+        )
     said = {target: said_of(sealed, one, test.features) for target, one in truth.items()}
     results = [row for one in truth.values() for row in scored(sealed, one, test.features)]
     small = _small_sizes(truth, known)
@@ -228,19 +232,23 @@ def told_scores(out: Path, file: Path, wheres: Sequence[str] = (), figures: Path
     return lines
 
 
-def _since(sealed: Sealed, out: Path) -> tuple[xr.Dataset, list[str]]:
-    """The sweep without trials of forecast sizes that were begun before the seal, and what is to be said of it."""
+def _before_and_after(sealed: Sealed, out: Path) -> tuple[xr.Dataset, xr.Dataset, list[str]]:
+    """The trials that were begun before the seal, those of forecast sizes begun after it, and what is to be said."""
     sweep, packs = open_with_packs(out)
     notes = [] if sealed.code_is_ours else ["Note: the forecasters that are installed are not those that were sealed."]
     sealed_at = datetime.datetime.fromisoformat(sealed.tree["sealed_at"])
-    early = {pack.id for pack in packs if datetime.datetime.fromisoformat(str(pack.attributes["created"])) < sealed_at}
+    early = [p.id for p in packs if datetime.datetime.fromisoformat(str(p.attributes["created"])) < sealed_at]
+    is_early = np.isin(sweep["pack"].values, early)
     forecast = set(zip(sealed.units["width"], sealed.units["depth"], strict=True))
     sizes = zip(sweep["width"].values.astype(float), sweep["depth"].values.astype(float), strict=True)
-    is_forecast = np.array([size in forecast for size in sizes])
-    is_early = is_forecast & np.isin(sweep["pack"].values, list(early))
-    if is_early.any():
-        notes.append(f"Note: {count(int(is_early.sum()), 'trial')} begun before the seal left out.")
-    return sweep.isel(trial=np.flatnonzero(~is_early)), notes
+    is_forecast = np.array([size in forecast for size in sizes], bool)
+    if (is_early & is_forecast).any():
+        number = count(int((is_early & is_forecast).sum()), "trial")
+        notes.append(f"Note: {number} of forecast sizes, begun before the seal, left out.")
+    places = np.flatnonzero(is_early & ~is_forecast), np.flatnonzero(~is_early & is_forecast)
+    if not len(places[1]):
+        raise ConfigError(f"out={out}: has no trial of a forecast size that was begun after the seal; allowed: some")
+    return sweep.isel(trial=places[0]), sweep.isel(trial=places[1]), notes
 
 
 def _score_lines(results: Sequence[Scored]) -> list[str]:
@@ -380,6 +388,3 @@ def _draw(
             file = folder / f"{name}.svg"
             save_picture(drawing.figure, file, name)
             yield f"Figure: {file} {drawing.caption}"
-
-
-__all__ = ["COLUMNS", "DEFAULT", "told_forecast", "told_from_table", "told_scores", "told_seal", "ranked", "TARGETS"]

@@ -19,7 +19,7 @@ GROUPS = {
     "Train": ("sweep", "demo", "status", "cancel", "list", "coordinate-check"),
     "Look": ("watch", "report", "figure", "trial", "compare", "diff"),
     "Explain": ("campaign", "incidents", "postmortem", "causes", "cross", "provenance", "lead"),
-    "Judge": ("claims", "detectors", "leaderboard", "margins", "playbooks", "scaling", "tax"),
+    "Judge": ("claims", "detectors", "forecast", "leaderboard", "margins", "playbooks", "scaling", "tax"),
     "Share": ("export",),
     "Manage": ("verify", "retry", "extend", "merge", "remove", "completion"),
 }
