@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.figures.drawing import Drawing, looks, page, panels_in_grid
 from analysis.figures.legends import legend_below
-from analysis.forecast_scores.decisions import Decision
+from analysis.forecast_scores.decisions import Decision, Reversal
 from analysis.forecast_scores.scores import FLOOR, Truth
 from analysis.forecast_scores.sealing import Sealed, units_of
 from analysis.forecasts.base import LEVELS, MIDDLE, log_parameters
@@ -19,6 +19,7 @@ from harness.basics.printing import label
 
 LOW, HIGH = LEVELS.index(0.1), LEVELS.index(0.9)
 BINS = np.array([0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0])
+MOST_PAIRS = 6
 DODGE = 0.02  # decades of parameters between what was forecast and what was measured
 
 
@@ -131,3 +132,25 @@ def accuracy_against_cost(small: Sequence[tuple[str, float, Decision]]) -> Drawi
     return Drawing(
         figure, "Names: width x depth. Bars: 95% bootstrap intervals over recipes and seeds. Dashed: a guess."
     )
+
+
+def turning_pairs(turned: Sequence[Reversal], observations: Observations) -> Drawing:
+    """A panel a pair that turns around: the difference of both recipes over sizes, seed by seed."""
+    shown = sorted(turned, key=lambda one: one.p)[:MOST_PAIRS]
+    if not shown:
+        return Drawing(None, "No pair of recipes turns around.")
+    columns = min(3, len(shown))
+    with page(3.4 * columns + 0.6, 2.6 * -(-len(shown) // columns) + 0.8) as figure:
+        panels = panels_in_grid(figure, len(shown), columns, "parameters", "")
+        for panel, one in zip(panels, shown, strict=True):
+            table = observations.tables[one.target]
+            wide = table.pivot_table(index=["width", "depth", "seed"], columns="recipe", values="value")
+            apart = (wide[one.one] - wide[one.other]).dropna().groupby(["width", "depth"]).agg(["mean", "sem"])
+            sizes = apart.reset_index()
+            panel.axhline(0, color="0.6", linestyle="--", linewidth=1)
+            x = 10 ** log_parameters(sizes)
+            panel.errorbar(x, sizes["mean"], 2 * sizes["sem"], fmt="o", color="C0", markersize=4, capsize=2)
+            panel.set_title(f"{one.target}: {label(one.one)} - {label(one.other)}", fontsize=8)
+            panel.set_xscale("log")
+    left_out = f" Not shown: {len(turned) - len(shown)} more." if len(turned) > len(shown) else ""
+    return Drawing(figure, f"Differences seed by seed, with two standard errors.{left_out}")

@@ -11,7 +11,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis.figures.files import save_picture
-from analysis.figures.forecasts import accuracy_against_cost, forecast_bands, reliability
+from analysis.figures.forecasts import accuracy_against_cost, forecast_bands, reliability, turning_pairs
 from analysis.forecast_scores.decisions import (
     DECIDED,
     Decision,
@@ -228,7 +228,7 @@ def told_scores(out: Path, file: Path, wheres: Sequence[str] = (), figures: Path
     lines += [*_score_lines(results), "", SCORE_SAID, "", *_decision_lines(decided), ""]
     lines += [*_small_lines(small), "", *_reversal_lines(turned), "", *_mark_lines(results, decided)]
     if figures is not None:
-        lines += ["", *_draw(figures, sealed, known, test, truth, said, small)]
+        lines += ["", *_draw(figures, sealed, (known, test, both), truth, said, small, turned)]
     return lines
 
 
@@ -367,12 +367,13 @@ def _met(is_met: bool) -> str:
 def _draw(
     folder: Path,
     sealed: Sealed,
-    known: Observations,
-    test: Observations,
+    observations: tuple[Observations, Observations, Observations],  # known, test, and both
     truth: dict[str, Truth],
     said: dict[str, dict[str, np.ndarray]],
     small: Small,
+    turned: Sequence[Reversal],
 ) -> Iterator[str]:
+    known, test, both = observations
     folder.mkdir(parents=True, exist_ok=True)
     drawings = {
         f"forecast_{target}": forecast_bands(sealed, DEFAULT, target, known, test)
@@ -383,6 +384,7 @@ def _draw(
         drawings["forecast_reliability"] = reliability(truth["divergent"], said["divergent"])
     if small:
         drawings["forecast_decisions"] = accuracy_against_cost(small)
+    drawings["forecast_reversals"] = turning_pairs(turned, both)
     for name, drawing in drawings.items():
         if drawing.figure is not None:
             file = folder / f"{name}.svg"

@@ -14,6 +14,7 @@ from scipy.stats import norm
 
 from analysis import open_sweep
 from analysis.__main__ import main
+from analysis.figures.forecasts import turning_pairs
 from analysis.forecast_scores.decisions import Ranked, decision, reversals
 from analysis.forecast_scores.scores import scored, truths, weighted_interval_score, widened
 from analysis.forecast_scores.sealing import Sealed, read_seal, seal, seal_of
@@ -179,6 +180,12 @@ def test_bad_input_is_one_line(
     assert said in printed.err and printed.err.count("\n") == 1 and printed.out == "" and not list(tmp_path.iterdir())
 
 
+def test_a_seal_without_its_store(both: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forecast", str(tmp_path / "gone"), "--score", str(both[1])]) == 2
+    printed = capsys.readouterr()
+    assert f"out={tmp_path / 'gone'}" in printed.err and printed.err.count("\n") == 1
+
+
 def test_what_is_trained_already_cannot_be_sealed(both: tuple[Path, Path], tmp_path: Path) -> None:
     """The leak: sizes that have results, whether they are among those to forecast from or not."""
     out, file = both
@@ -296,8 +303,10 @@ def of_sizes(law: Callable[[int, float], float], noise: float = 0.02) -> Observa
 
 def test_what_turns_around_is_found_and_nothing_else() -> None:
     """r4 is best at 16 and worst at 128; the others keep their order."""
-    found = reversals(of_sizes(lambda n, w: 0.1 * n + (np.log2(w / 16) - 0.5) * (n == 4)), "loss")
+    observations = of_sizes(lambda n, w: 0.1 * n + (np.log2(w / 16) - 0.5) * (n == 4))
+    found = reversals(observations, "loss")
     assert {(one.one, one.other) for one in found} <= {(f"r{n}", "r4") for n in range(4)} and len(found) >= 2
-    assert all(one.slope < 0 and one.small[0] > 0 > one.large[0] for one in found) or found
+    assert all(one.slope < 0 and one.small[0] > 0 > one.large[0] for one in found)
+    assert turning_pairs(found, observations).figure is not None
     assert not reversals(of_sizes(lambda n, w: 0.1 * n + 0.3 * np.log2(w)), "loss")
     assert not reversals(of_sizes(lambda n, w: 0.1 * n + 0.01 * n * np.log2(w)), "loss"), "the order stays"
