@@ -60,19 +60,19 @@ def pooled(recipe: int, width: np.ndarray, depth: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "law", "low"),
+    ("name", "target", "law"),
     [
-        ("persistence", "sensitivity", flat, 0.93),
-        ("line", "sensitivity", line, 0.93),
-        ("plane", "sensitivity", plane, 0.93),
-        ("power", "loss", power, 0.90),  # exponents are tried on a grid, and c has one law for many
-        ("hierarchical", "edge", pooled, 0.90),
+        ("persistence", "sensitivity", flat),
+        ("line", "sensitivity", line),
+        ("plane", "sensitivity", plane),
+        ("power", "loss", power),
+        ("hierarchical", "edge", pooled),
     ],
 )
-def test_who_knows_the_law_recovers_it_and_covers_it(name: str, target: str, law: Law, low: float) -> None:
+def test_who_knows_the_law_recovers_it_and_covers_it(name: str, target: str, law: Law) -> None:
     """95% intervals, widened by the error of the test seeds, hold the mean over test seeds in about 95 of 100."""
     inside, off, errors = [], [], []
-    for draw in range(25):
+    for draw in range(40):
         known = Known(world(target, law, 0.05, draw, FIT), tuple(FIT[-2:]))
         test = world(target, law, 0.05, draw, NEAR)
         units = test.tables[target].groupby(["recipe", "width", "depth"])["value"].agg(["mean", "sem"]).reset_index()
@@ -81,7 +81,7 @@ def test_who_knows_the_law_recovers_it_and_covers_it(name: str, target: str, law
         inside += list((ends[:, 0] <= units["mean"]) & (units["mean"] <= ends[:, -1]))
         off += list(said[:, MIDDLE] - units["mean"])
         errors += list(units["sem"])
-    assert low <= np.mean(inside) <= 0.99
+    assert 0.93 <= np.mean(inside) <= 0.975  # over 1,800 intervals 0.947 to 0.960
     assert abs(np.mean(off)) < 0.02 and np.std(off) < 4 * np.mean(errors)
 
 
