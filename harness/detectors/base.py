@@ -156,3 +156,24 @@ class Collapse(Windowed):
         fall = self.heard(self.options.window // 2, (median / now).amax(1) / self.numbers["fall"])
         is_low = now.amin(1) < self.numbers["floor"]
         return torch.where(is_low, fall.fmax(torch.full_like(fall, LOW)), fall), torch.ones_like(fall)
+
+
+class Growth(Windowed):
+    """A reading over `options.growth` times the median of the last readings of its layer, or over `options.limit`.
+
+    The one signal that is `windowed` is [R, layers]. A median below `least` counts as that. The score is that of the
+    worst layer, with its limit at 1. Silent until half of the window is filled, but for the limit. Such numbers grow in
+    every run, so what was an alarm is learned, or it would be one for ever.
+    """
+
+    learns_alarms = True
+    least: ClassVar[float] = 0.0
+
+    def score(self, values: Values) -> tuple[Tensor, Tensor]:
+        (signal,) = self.windowed
+        now = values[signal]
+        median, _ = self.windows[signal].median_mad()
+        growth = (now / median.clamp(min=self.least)).amax(1) / self.numbers["growth"]
+        heard = self.heard(self.options.window // 2, growth)
+        size = now.amax(1) / self.numbers["limit"]
+        return torch.fmax(heard, torch.where(size > 1, size, heard)), torch.ones_like(size)

@@ -17,7 +17,7 @@ from harness.config.fields import scope_of
 from harness.config.names import Site
 from harness.model.branches import Branches, branches_of
 from harness.model.formats import FORMAT_OF, real_view
-from harness.model.outline import route_shapes, tap_shapes
+from harness.model.outline import route_shapes, struck_shapes
 from harness.model.scaling import tensor_table
 from harness.optim.optimizers import OPTIMIZERS
 from harness.optim.schedules import rates_of, warmup_steps
@@ -170,7 +170,7 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
 @lru_cache(maxsize=64)
 def _places(model: Model, train: Train, vocabulary: int, branches: Branches) -> tuple[Shapes, Shapes, dict[str, Any]]:
     """The tensors and the activations, with their shapes, and what records keep; fused attention keeps no scores."""
-    taps, kept = tap_shapes(model, train.sequences, vocabulary, branches), model.explicit_attention
+    taps, kept = struck_shapes(model, train.sequences, vocabulary, branches), model.explicit_attention
     tensors = {row.name: row.shape for row in tensor_table(model, vocabulary, branches=branches)}
     taps = {name: shape for name, shape in taps.items() if kept or not name.endswith(".scores")}
     return tensors, taps, shape_of(model, train, branches)

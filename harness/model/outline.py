@@ -104,6 +104,18 @@ def tap_shapes(model: Model, sequences: int, vocabulary: int, branches: Branches
     return {**shapes, "head.input": stream, "logits": (tokens, vocabulary)}
 
 
+def struck_shapes(model: Model, sequences: int, vocabulary: int, branches: Branches = ()) -> dict[str, tuple[int, ...]]:
+    """As `tap_shapes`, of the activations that go on from there."""
+    observed = {
+        f"blocks.{i}.{branch.kind}.{name}"
+        for i in range(model.depth)
+        for branch in branches or branches_of(Trial(model))
+        for name in branch.observed
+    }
+    shapes = tap_shapes(model, sequences, vocabulary, branches)
+    return {name: shape for name, shape in shapes.items() if name not in observed}
+
+
 def route_shapes(model: Model, sequences: int, branches: Branches) -> dict[str, tuple[int, ...]]:
     """Every tap at which tokens are sent to a part of a branch, and the shape of their numbers for one trial."""
     return {

@@ -151,6 +151,11 @@ class ExpertSlots:
     room: int  # C
     drops: bool  # whether some (token, choice) may have no slot
 
+    @property
+    def dropped(self) -> Tensor:
+        """The share of all choices that have no slot, float64 [R]."""
+        return (self.places == self.experts * self.room).double().mean(1)
+
     @classmethod
     def of(
         cls, choice_RxNxK: Tensor, experts: int, capacity: float | None = None, some_are_lost: bool = False
@@ -174,6 +179,13 @@ class ExpertSlots:
         is_free = (inside >= loads[..., None]).flatten(1)
         sources = torch.where(is_free, flat.shape[1], order.gather(1, ordered))
         return cls(places, sources, loads, experts, top, room, some_are_lost or room < tokens)
+
+
+def sizes(y_RxExCxD: Tensor, loads_RxE: Tensor) -> Tensor:
+    """By expert the largest element, by size, and the root mean square over its tokens, float64 [R, E, 2]."""
+    squares = sums.total(y_RxExCxD.double().square().flatten(2))
+    used = loads_RxE.clamp(min=1, max=y_RxExCxD.shape[2]) * y_RxExCxD.shape[3]
+    return torch.stack([y_RxExCxD.abs().amax((2, 3)).double(), (squares / used).sqrt()], -1)
 
 
 def _rows(x_RxMxD: Tensor, which_RxS: Tensor) -> Tensor:

@@ -11,15 +11,17 @@ from harness.readings.base import ReadingSignal, TapReading, mean_of_ranks
 
 
 class ExpertLoads(TapReading):
-    """The largest share of a layer's tokens that one expert takes: 1 where all go to it.
+    """The largest share of a layer's tokens that one expert takes, and how far the loads of its experts differ.
 
-    With K experts a token it is K / E where they are used evenly.
+    The share is 1 where all tokens go to one, and K / E where K experts a token are used evenly. The spread is the
+    standard deviation of the loads over their mean, 0 where they are even.
     """
 
     cadence = 1
     help = "how a router spreads tokens over experts"
     signals = {
-        "expert_share": ReadingSignal(("layer",), "1", "largest share of a layer's tokens that one expert takes")
+        "expert_share": ReadingSignal(("layer",), "1", "largest share of a layer's tokens that one expert takes"),
+        "expert_spread": ReadingSignal(("layer",), "1", "standard deviation of the experts' loads over their mean"),
     }
 
     @classmethod
@@ -30,4 +32,6 @@ class ExpertLoads(TapReading):
         return x.double()  # [r, E]
 
     def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
-        return {"expert_share": torch.stack([mean_of_ranks(of_layer).amax(-1) for of_layer in values], 1)}
+        loads = torch.stack([mean_of_ranks(of_layer) for of_layer in values], 1)  # [R, L, E]
+        spread = (loads - loads.mean(-1, keepdim=True)).square().mean(-1).sqrt()
+        return {"expert_share": loads.amax(-1), "expert_spread": spread / loads.mean(-1)}

@@ -23,6 +23,7 @@ SHAPE: dict[str, Any] = {
     "activation": "swiglu",
 }
 SHAPE |= {"block": {"channel_mixer": "moe"}}
+OF_EXPERTS = {"expert_output", "expert_share", "router_logits"}  # detectors that want a model with experts
 SIZES = {"experts": EXPERTS, "top": TOP, "hidden": HIDDEN, "balance": 0.0}
 
 

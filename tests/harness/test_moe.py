@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.basics import devices
 from harness.config import ConfigError
+from harness.faults.facts import facts_of
 from harness.kernels import use
 from harness.memory.footprint import footprint
 from harness.model.branches import branches_of
@@ -23,6 +24,7 @@ from harness.testing.changes import Change, fill_first
 from harness.training.config_checks import check_trial
 from harness.training.pack import Pack
 from harness.training.sites import Site
+from injectors.value import Value
 from sweeps.planning.planner import activation_elements
 from tests.harness.experts import EXPERTS, NAME, SHAPE, TOP, WIDTH, branch_of, mixed
 from tests.harness.test_model_parts_memory import SHAPE as MEMORY
@@ -211,11 +213,76 @@ def test_what_is_read_of_a_router(ways: dict[str, Any]) -> None:
     taken = (shares >= ordered[..., TOP - 1 : TOP]).mean(1)
     found = engine.run([trial, trial]).signals
     assert found["expert_share"][:, 0, 1] == pytest.approx(taken.max(-1), rel=1e-6)
+    assert found["expert_spread"][:, 0, 1] == pytest.approx(taken.std(-1) / taken.mean(-1), rel=1e-5)
     entropy = -(shares * np.log(shares)).sum(-1).mean(1)
     assert found["router_entropy"][:, 0, 1] == pytest.approx(entropy, rel=1e-5)
     assert found["router_logit_max"][:, 0, 1] == pytest.approx(np.abs(z).max((1, 2)), rel=1e-5)
     margin = (ordered[..., TOP - 1] - ordered[..., TOP]).min(1)
     assert found["router_margin"][:, 0, 1] == pytest.approx(margin, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("capacity", [0.5, 1.0, 4.0])
+def test_the_share_that_finds_no_room_is_read(capacity: float) -> None:
+    """As it is counted from the choices: of each expert what is beyond its room."""
+    trial, seen = mixed({"capacity": capacity}, depth=1, steps=1), []
+    pack = engine.pack_of([trial, trial])
+    pack.model.taps.attach("blocks.0.moe.experts", lambda name, x: seen.append(x.detach().numpy()))
+    pack.begin(0)
+    for rank, part in pack.ranks.parts(pack.objective.batch(0)):
+        pack.learn(part, rank=rank)
+    choice = np.concatenate(seen, 1)  # [R, tokens, K]
+    experts, assigned = trial.section("moe").experts, choice[0].size
+    room = min(choice.shape[1], int(np.ceil(capacity * assigned / experts)))
+    counts = [[(row == expert).sum() for expert in range(experts)] for row in choice]
+    beyond = np.maximum(np.array(counts) - room, 0).sum(1) / assigned
+    found = engine.run([trial, trial]).signals["expert_dropped"][:, 0, 0]
+    assert found == pytest.approx(beyond, abs=1e-7) and beyond.any() == (capacity < 4)
+
+
+def test_what_experts_give_is_read() -> None:
+    """The largest element, and the largest root mean square of the tokens of one expert, as each expert computes it."""
+    trial, seen = mixed(depth=1, steps=1, signals={"expert_outputs": 1}), []
+    plain = engine.run([trial, trial]).signals
+    assert (plain["expert_output_rms"] <= plain["expert_output_max"]).all() and (plain["expert_output_max"] > 0).all()
+    pack = engine.pack_of([trial, trial])
+    real = pack.model._branches[1]._experts
+
+    def watched(tools: Any, name: str, x: torch.Tensor) -> torch.Tensor:
+        given = real(tools, name, x)
+        seen.append((x.detach().double().numpy(), given.detach().double().numpy()))
+        return given
+
+    object.__setattr__(pack.model._branches[1], "_experts", watched)
+    try:
+        pack.begin(0)
+        for rank, part in pack.ranks.parts(pack.objective.batch(0)):
+            pack.learn(part, rank=rank)
+    finally:
+        object.__delattr__(pack.model._branches[1], "_experts")
+    ((given_to, given),) = seen
+    used = np.abs(given_to).sum(-1) > 0  # [R, E, C]
+    squares = [
+        [(y[u] ** 2).mean() if u.any() else 0.0 for y, u in zip(*row, strict=True)]
+        for row in zip(given, used, strict=True)
+    ]
+    assert plain["expert_output_max"][:, 0, 0] == pytest.approx(np.abs(given).max((1, 2, 3)), rel=1e-6)
+    assert plain["expert_output_rms"][:, 0, 0] == pytest.approx(np.sqrt(squares).max(1), rel=1e-6)
+
+
+def test_a_planted_outlier_of_one_expert_is_an_alarm() -> None:
+    """`expert_output` sounds at the step of the strike; a golden run is quiet."""
+    own = {"steps": 40, "precision": "fp32", "detect": {"name": "expert_output"}, "signals": {"expert_outputs": 1}}
+    fault = Value(site="weight", tensor="blocks.0.moe.down.2", elements=None, start=30, model="scale", value=30.0)
+    found = engine.run([mixed({}, **own), mixed({}, fault=fault, **own)]).signals["alarm_expert_output"]
+    assert not found[0].any() and np.flatnonzero(found[1]).tolist()[0] == 30
+
+
+def test_what_only_tells_something_cannot_be_struck() -> None:
+    """Loads, drops and sizes of outputs lead nowhere: a strike there would count, and change nothing."""
+    trial = mixed({"capacity": 1.0, "lag": 1}, depth=1)
+    activations = facts_of(trial).taps
+    assert "blocks.0.moe.logits" in activations and "blocks.0.moe.output" in activations
+    assert not {f"blocks.0.moe.{name}" for name in ("loads", "dropped", "outputs", "stale")} & activations.keys()
 
 
 def test_a_router_that_sends_all_to_one_expert_is_an_alarm() -> None:

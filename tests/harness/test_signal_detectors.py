@@ -80,6 +80,19 @@ def test_kurtosis_that_stays_high_is_seen_at_its_third_reading(baseline: str) ->
     assert said("kurtosis", drifting)[0][:, -1].all(), "as published, a drift is an alarm for good"
 
 
+@pytest.mark.parametrize(("name", "growth"), [("router_logits", 2.0), ("expert_output", 5.0)])
+def test_numbers_of_experts_that_grow_are_seen_and_learned(name: str, growth: float) -> None:
+    values = usual(4.0, 0.1, LAYERS)
+    values[0, STRUCK, 1] *= 0.9 * growth
+    values[1, STRUCK, 1] *= 1.1 * growth
+    values[2, 3, 0] = 2e4  # too early for a median, and beyond the limit
+    values[3, STRUCK:, 1] *= 1.5 * growth
+    alarms, scores = said(name, values)
+    assert np.argwhere(alarms[:3]).tolist() == [[1, STRUCK], [2, 3]]
+    assert alarms[3, STRUCK] and not alarms[3, -1], "a new level is learned"
+    assert np.isnan(scores[0, 5])
+
+
 def test_one_expert_that_takes_nearly_all_is_seen_at_the_third_step() -> None:
     shares = np.full((ROWS, STEPS), 0.4)
     shares[0, STRUCK : STRUCK + 2] = 0.9

@@ -28,6 +28,8 @@ class Branch:
 
     fields: ClassVar[tuple[str, ...]] = ()
     """Fields of the section `model` that nothing but this kind reads."""
+    observed: ClassVar[tuple[str, ...]] = ()
+    """Its taps, by last names, that tell something and of which nothing goes on: no fault can strike there."""
 
     @property
     def is_normed(self) -> bool:

@@ -30,6 +30,7 @@ from harness.model.routing import (
     picked,
     renormalised,
     router_z_loss,
+    sizes,
 )
 from harness.model.tensors import Kind, ModelTensor
 from harness.model.tools import Tools
@@ -117,6 +118,7 @@ class Moe(Branch):
     the router are differentiated, and no part of the loss that is reported.
     """
 
+    observed: ClassVar = ("stale", "loads", "dropped", "outputs")
     fields: ClassVar = ("feedforward", "expansion", "activation", "swiglu_clamp", "feedforward_norm")
 
     @property
@@ -165,6 +167,8 @@ class Moe(Branch):
         tokens, o = sequences * self.model.context, self.options
         shapes = {"logits": (tokens, o.experts)} | ({"stale": (2,)} if self._is_stale else {})
         shapes |= {"weights": (tokens, o.top), "loads": (o.experts,)}
+        shapes |= {} if o.capacity is None else {"dropped": (1,)}
+        shapes |= {"outputs": (o.experts, 2)}  # by expert the largest element, and the root mean square
         return shapes | {"output": (tokens, self.model.width)}
 
     def routes(self, sequences: int) -> Mapping[str, tuple[int, ...]]:
@@ -267,7 +271,12 @@ class Moe(Branch):
             choice, weights = merged(choice, weights, o.experts)
         slots = ExpertSlots.of(choice, o.experts, o.capacity, is_struck)
         tools.taps(f"{name}.loads", slots.loads.to(tools.dtype) / choice.shape[1])
-        y = combined(self._experts(tools, name, dispatched(x_RxNxD, slots)), tools.precision(weights), slots)
+        if o.capacity is not None and f"{name}.dropped" in tools.taps:
+            tools.taps(f"{name}.dropped", slots.dropped[:, None].to(tools.dtype))
+        given = self._experts(tools, name, dispatched(x_RxNxD, slots))
+        if f"{name}.outputs" in tools.taps:
+            tools.taps(f"{name}.outputs", sizes(given.detach(), slots.loads).to(tools.dtype))
+        y = combined(given, tools.precision(weights), slots)
         if o.shared:
             y = y + self._shared(tools, name, x_RxNxD)
         return tools.tap(f"{name}.output", y)
