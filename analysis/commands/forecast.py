@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from analysis.reading.selection import add_where
-from analysis.reports.forecast import DEFAULT, told_forecast, told_from_table, told_scores, told_seal
+from analysis.reports.forecast import DEFAULT, told_forecast, told_from_table, told_seal
+from analysis.reports.forecast_scores import told_scores, told_turns
 from harness.basics.printing import say
 from harness.config import ConfigError
 
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seal", metavar="FILE", type=Path, help="write the forecasts down, before their sizes are trained"
     )
     parser.add_argument("--score", metavar="FILE", type=Path, help="score the forecasts of a sealed file")
+    parser.add_argument("--turns", action="store_true", help="say which pairs of recipes turn around over sizes")
     parser.add_argument("--from", metavar="FILE", type=Path, dest="table", help="a table of runs (CSV) in place of OUT")
     parser.add_argument(
         "--by", metavar="NAME", default=DEFAULT, help=f"forecaster whose forecasts are printed; default: {DEFAULT}"
@@ -48,6 +50,8 @@ def run(options: argparse.Namespace) -> None:
     _check(options)
     if options.table is not None:
         say(*told_from_table(options.table, options.predict, options.by))
+    elif options.turns:
+        say(*told_turns(options.out, options.where, options.figures))
     elif options.score is not None:
         say(*told_scores(options.out, options.score, options.where, options.figures))
     elif options.seal is not None:
@@ -59,10 +63,12 @@ def run(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     if (options.out is None) == (options.table is None):
         raise ConfigError("forecast: takes OUT or --from FILE, one of them")
-    modes = [name for name in ("seal", "score") if getattr(options, name) is not None]
+    modes = [name for name in ("seal", "score", "turns") if getattr(options, name)]
     if len(modes) > 1 or (options.table is not None and (modes or options.fit or options.tune)):
-        raise ConfigError("forecast: --from, --seal and --score do not go together; allowed: one of them")
-    if options.score is None and not options.predict:
+        raise ConfigError("forecast: --from, --seal, --score and --turns do not go together; allowed: one of them")
+    tells = options.score is not None or options.turns
+    if not tells and not options.predict:
         raise ConfigError("forecast: --predict is missing; allowed: --predict width=N[,N], or --score FILE")
-    if options.score is None and (options.figures is not None or options.where):
-        raise ConfigError("forecast: --figures and --where go with --score; allowed: --fit for trials to forecast from")
+    if not tells and (options.figures is not None or options.where):
+        why = "--figures and --where go with --score and --turns"
+        raise ConfigError(f"forecast: {why}; allowed: --fit for trials to forecast from")

@@ -72,8 +72,10 @@ def forecast_bands(sealed: Sealed, by: str, target: str, known: Observations, te
             )
             panel.set_xscale("log")
         if target == "edge":
-            ticks = range(int(np.floor(panels[0].get_ylim()[0])), int(np.ceil(panels[0].get_ylim()[1])) + 1)
-            panels[0].set_yticks(list(ticks), [f"{10.0**tick:g}" for tick in ticks])
+            low_end, high_end = panels[0].get_ylim()
+            rates = [digit * 10.0**power for power in range(-8, 5) for digit in (1, 2, 5)]
+            shown = [rate for rate in rates if low_end <= np.log10(rate) <= high_end]
+            panels[0].set_yticks(np.log10(shown), [f"{rate:g}" for rate in shown])
         legend_below(figure, panels[0].get_legend_handles_labels()[0])
     caption = (
         f"{by}: forecasts sealed before the diamonds were trained, for the mean over many seeds. Bars of points: two "
@@ -125,6 +127,7 @@ def accuracy_against_cost(small: Sequence[tuple[str, float, Decision]]) -> Drawi
         for name, cost, one in small:
             panel.annotate(name, (cost, one.on_resolved[0]), xytext=(4, 4), textcoords="offset points", size=7)
         panel.axhline(0.5, color="0.6", linestyle="--", linewidth=1)
+        panel.margins(x=0.1)
         panel.set(
             xscale="log", xlabel="parameters, as a share of the largest size forecast", ylabel="pairs told rightly"
         )
@@ -141,7 +144,7 @@ def turning_pairs(turned: Sequence[Reversal], observations: Observations) -> Dra
         return Drawing(None, "No pair of recipes turns around.")
     columns = min(3, len(shown))
     with page(3.4 * columns + 0.6, 2.6 * -(-len(shown) // columns) + 0.8) as figure:
-        panels = panels_in_grid(figure, len(shown), columns, "parameters", "")
+        panels = panels_in_grid(figure, len(shown), columns, "parameters", "difference")
         for panel, one in zip(panels, shown, strict=True):
             table = observations.tables[one.target]
             wide = table.pivot_table(index=["width", "depth", "seed"], columns="recipe", values="value")

@@ -108,6 +108,15 @@ def test_scores_are_told_with_figures(
     assert "Note:" not in printed
 
 
+def test_what_turns_around_is_told_of_any_sweep(
+    known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["forecast", str(known), "--turns", "--figures", str(tmp_path)]) == 0
+    assert "No pair of recipes turns around" in capsys.readouterr().out
+    assert main(["forecast", str(known), "--turns", "--score", "x"]) == 2
+    assert "--turns do not go together" in capsys.readouterr().err
+
+
 def changed(file: Path, to: Path, change: Callable[[dict], object], is_sealed: bool = False) -> Path:
     tree = json.loads(file.read_text())
     change(tree)
@@ -168,7 +177,7 @@ def test_other_code_than_was_sealed_is_told(
         (["--fit", "lr=0.1", "--predict", "width=128"], "fewer than two learning rates"),
         (["--score", "missing.json"], "missing.json"),
         (["--score", "a", "--seal", "b"], "do not go together"),
-        (["--predict", "width=128", "--figures", "x"], "--figures and --where go with --score"),
+        (["--predict", "width=128", "--figures", "x"], "--figures and --where go with --score and --turns"),
     ],
 )
 def test_bad_input_is_one_line(
