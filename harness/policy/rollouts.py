@@ -222,7 +222,7 @@ class Rollouts:
         count, vocabulary = logits_rxbxV.shape[1:]
         drawn_noise = uniforms(self._seeds[rows], rollouts, (batch, vocabulary), f"{NOISE} {place}", self._device)
         noise = (2 * drawn_noise[:, first : first + count] - 1).to(logits_rxbxV.dtype)
-        width = self._noise[rows][:, None, None]
+        width = self._noise[rows]
         return torch.where(width == 0, logits_rxbxV, logits_rxbxV + width * noise)
 
     def _score(
