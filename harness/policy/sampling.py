@@ -24,7 +24,8 @@ def uniforms(
     """Numbers from 0 to 1, without 1: float64 [R, *shape], of each row's seed and rollout, and of a place."""
     streams = [stream(seed, rollout, place) for seed, rollout in zip(seeds, rollouts, strict=True)]
     words = random_words(sent(torch.tensor(streams), device), range(torch.Size(shape).numel()))
-    return ((words >> (64 - BITS)) & (2**BITS - 1)).double().mul_(2.0**-BITS).view(len(streams), *shape)
+    found: Tensor = ((words >> (64 - BITS)) & (2**BITS - 1)).double() * 2.0**-BITS
+    return found.view(len(streams), *shape)
 
 
 def drawn(logits_rxbxV: Tensor, uniforms_rxb: Tensor) -> Tensor:
