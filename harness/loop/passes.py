@@ -81,8 +81,7 @@ class Passes:
         pack.know_weights(here)
         if pack.stale_routing and fed.stale is not None:
             pack.stale_routing.begin(pack.objective.forward, fed.batch, fed.ahead, fed.stale, here)
-        steps = pack_step.steps if not isinstance(pack_step.steps, int) else [pack_step.steps] * pack.slots.count
-        passing = PassingRows(pack.weights, pack.parts, steps, here)
+        passing = PassingRows(pack.weights, pack.parts, here)
         batch = pack.objective.roll_out(fed.batch, passing, strike.at(pack_step))
         recorder.begin(pack_step, batch)
         scale, losses = pack.loss_scale.scale.clone(), []

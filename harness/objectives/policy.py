@@ -35,8 +35,8 @@ from harness.policy.losses import (
     LossKind,
     LossParts,
     LossStrengths,
+    mean_of_shares,
     mean_shares,
-    of_sequences,
     surrogate,
 )
 from harness.policy.penalty import SCHEDULES
@@ -202,6 +202,8 @@ class Policy(NextToken):
         """The sequences as they were loaded: `roll_out` completes them."""
         self.dropped = torch.zeros(len(batch_RxBxx), dtype=self._dtype, device=self._device)
         self.trains = torch.ones_like(active_R)
+        if self.rollouts:
+            self.rollouts.stand_at([steps] * len(batch_RxBxx) if isinstance(steps, int) else steps)
         return batch_RxBxx, None
 
     def roll_out(self, batch_RxBxx: Tensor, rows: PassingRows, strike: SiteStrikes) -> Tensor:
@@ -232,8 +234,7 @@ class Policy(NextToken):
         loss = parts.loss
         if self._z_loss is not None:
             z_loss = self._z_loss[rows]
-            squares = of_sequences(scores.log_z * scores.log_z, completions.mask)[..., 0]
-            of_z = sums.mean(completions.token_share * squares)
+            of_z = mean_of_shares(completions.token_share, scores.log_z * scores.log_z, completions.mask)
             loss = loss + torch.where(z_loss == 0, 0.0, z_loss * of_z)
         self._show(model, parts, completions, rows)
         return loss - loss.detach() - sums.mean(rollouts.quality[here].contiguous())

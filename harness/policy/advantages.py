@@ -53,4 +53,4 @@ def spread(x_Rxxx: Tensor) -> Tensor:
 def zero_spread(rewards_RxB: Tensor, group: int) -> Tensor:
     """The share of groups in which all rewards are equal, and of which nothing is learned, float64 [R]."""
     grouped = rewards_RxB.unflatten(1, (-1, group))
-    return (grouped == grouped[..., :1]).all(-1).double().mean(1)
+    return (grouped == grouped[..., :1]).all(-1).sum(1).double() / grouped.shape[1]

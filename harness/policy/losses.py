@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.model import sums
-from harness.policy.probabilities import exponential
+from harness.policy.probabilities import exponential, summed
 
 LOSSES = ("ppo", "cispo")
 LEVELS = ("token", "sequence", "product")
@@ -105,7 +104,12 @@ def mean_shares(mask_RxBxT: Tensor, mean: str, dtype: torch.dtype) -> Tensor:
 
 def of_sequences(x_rxbxT: Tensor, mask_rxbxT: Tensor) -> Tensor:
     """The sum over the tokens that count, [r, b, 1]."""
-    return sums.total(torch.where(mask_rxbxT, x_rxbxT, 0.0))[..., None]
+    return summed(torch.where(mask_rxbxT, x_rxbxT, 0.0))[..., None]
+
+
+def mean_of_shares(share_rxb: Tensor, x_rxbxT: Tensor, mask_rxbxT: Tensor) -> Tensor:
+    """The mean over sequences of their share times the sum over their tokens, [r]; see `mean_shares`."""
+    return summed(share_rxb * of_sequences(x_rxbxT, mask_rxbxT)[..., 0]) / share_rxb.shape[1]
 
 
 def penalties(kind: str, logp: Tensor, reference: Tensor) -> Tensor:
@@ -161,8 +165,8 @@ def surrogate(kind: LossKind, strengths: LossStrengths, completions: Completions
     if kind.penalty is not None and strengths.beta is not None:
         penalty = penalties(kind.penalty, of.logp, of.reference)
         loss = loss + strengths.beta * (penalty * ratio if kind.is_penalty_weighted else penalty)
-    total = sums.mean(of.share * of_sequences(loss, mask)[..., 0])
+    total = mean_of_shares(of.share, loss, mask)
     if strengths.entropy is not None:
-        bonus = sums.mean(of.token_share * of_sequences(of.entropy, mask)[..., 0])
+        bonus = mean_of_shares(of.token_share, of.entropy, mask)
         total = total - strengths.entropy.flatten() * bonus
     return LossParts(total, ratio.detach(), is_clipped)

@@ -49,7 +49,7 @@ def distinct(tokens_RxBxT: Tensor, group: int) -> Tensor:
     """The share of completions that none before them of their group equals, float64 [R]."""
     places = torch.arange(1, tokens_RxBxT.shape[-1] + 1, device=tokens_RxBxT.device) * signed(GOLDEN)
     names = mix(tokens_RxBxT + places).sum(-1).unflatten(1, (-1, group))
-    return (~_occurred(names)).double().mean((1, 2))
+    return (~_occurred(names)).flatten(1).sum(1).double() / tokens_RxBxT.shape[1]
 
 
 def repeated(tokens_RxBxT: Tensor, mask_RxBxT: Tensor) -> Tensor:

@@ -64,3 +64,14 @@ def exponential(x_Rxxx: Tensor) -> WithBackward[Tensor]:
 
     y = for_each_trial(torch.exp, x_Rxxx.clone())
     return y, backward, (y,)
+
+
+@differentiable
+def summed(x_Rxxx: Tensor) -> WithBackward[Tensor]:
+    """The sum along the last dim, in an order that does not depend on the number of rows; gradients pass."""
+    shape = x_Rxxx.shape
+
+    def backward(dy: Tensor) -> Tensor:
+        return dy[..., None].expand(shape)
+
+    return sums.total(x_Rxxx.contiguous()), backward, ()

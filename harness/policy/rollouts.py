@@ -29,7 +29,8 @@ from harness.policy.measures import MEASURES, ScoredTokens, measured
 from harness.policy.penalty import PenaltyConstant
 from harness.policy.probabilities import TokenScores, token_scores
 from harness.policy.rows import PassingRows, SiteStrikes
-from harness.policy.sampling import NOISE, TEXT, drawn, uniforms
+from harness.policy.sampling import NOISE, TEXT, drawn, streams_of, uniforms
+from harness.rewards.base import cumulated
 from harness.rewards.table import REWARDS
 
 SAME = "same"  # the sampler's format: that of the trainer
@@ -50,7 +51,7 @@ class Rollouts:
         self._start, self._start_of = weights.used.clone(), {t.golden.id: row for row, t in enumerate(here)}
         sampler = first.train if self.options.sampler == SAME else replace(first.train, precision=self.options.sampler)
         self._sampler = model.other(precision_of(sampler, device))
-        self._reference = model.other()
+        self._trainer, self._reference = model.other(), model.other()  # with taps that nobody reads
 
         def kept(name: str, *shape: int, dtype: torch.dtype = dtype) -> Rows:
             return state.add(f"rollout_{name}", torch.zeros((rows, *shape), dtype=dtype, device=device))
@@ -98,7 +99,8 @@ class Rollouts:
         if self._parts:
             return
         self._parts, self._of_sampler = rows.parts, torch.empty_like(rows.weights)
-        for model, weights in ((self._sampler, self._of_sampler), (self._reference, self._start[self._starts])):
+        of = {self._sampler: self._of_sampler, self._reference: self._start[self._starts], self._trainer: rows.weights}
+        for model, weights in of.items():
             model.bind(self._trials, rows.parts, weights, weights)
 
     # --- what a row keeps --------------------------------------------------------------------------------------------
@@ -117,8 +119,8 @@ class Rollouts:
         """The same of these completions."""
         if self.options.end is None:
             return torch.ones_like(completions_RxBxT, dtype=torch.bool)
-        ended = (completions_RxBxT == self.options.end).long().cumsum(-1)
-        return (ended - (completions_RxBxT == self.options.end).long()) == 0
+        is_end = (completions_RxBxT == self.options.end).long()
+        return cumulated(is_end) == is_end
 
     @property
     def old(self) -> Tensor:
@@ -152,6 +154,17 @@ class Rollouts:
 
     # --- a rollout ---------------------------------------------------------------------------------------------------
 
+    def stand_at(self, steps: Sequence[int]) -> None:
+        """Be ready for a rollout of the rows that sample at these steps of theirs: what the host knows of it."""
+        every = self.options.updates
+        self._due = [step % every == 0 for step in steps]
+        if not any(self._due):
+            return
+        self._is_due = None if all(self._due) else sent(torch.tensor(self._due), self._device)
+        places = [TEXT] if self._noise is None else [TEXT, *(f"{NOISE} {i}" for i in range(self._old.used.shape[2]))]
+        streams = streams_of(self._seeds, [step // every for step in steps], places)
+        self._streams = sent(streams, self._device)
+
     def roll_out(self, prompts_RxBxxx: Tensor, passing: PassingRows, strike: SiteStrikes) -> None:
         """New completions for the rows that are there, and at a step at which they sample.
 
@@ -160,20 +173,19 @@ class Rollouts:
             passing: The rows.
             strike: Injectors at REWARD, ADVANTAGE and SAMPLER_WEIGHT.
         """
-        every, steps = self.options.updates, passing.steps
-        due = [step % every == 0 for step in steps]
+        due = self._due
         if not any(due):
             return
         self._meet(passing)
-        where = passing.here if all(due) else passing.here & sent(torch.tensor(due), self._device)
+        where = passing.here if self._is_due is None else passing.here & self._is_due
         self._know_sampler(passing.weights, where, strike)
-        rollouts, is_struck = [step // every for step in steps], strike.is_due(Site.SAMPLER_WEIGHT)
+        is_struck = strike.is_due(Site.SAMPLER_WEIGHT)
         tokens, scored = prompts_RxBxxx.clone(), ScoredTokens(self.old)
         with torch.no_grad():
             for rows in passing.parts:
                 if any(due[rows]):
-                    self._complete(tokens, rows, rollouts[rows])
-                    self._score(tokens, scored, rows, rollouts[rows], is_struck)
+                    self._complete(tokens, rows)
+                    self._score(tokens, scored, rows, is_struck)
         self._judge(tokens, scored, where, strike)
 
     def _know_sampler(self, current_RxP: Tensor, where_R: Tensor, strike: SiteStrikes) -> None:
@@ -189,15 +201,15 @@ class Rollouts:
             torch.where(is_place[..., None], current_RxP[:, None], ring, out=ring)
         flat, layout = self._of_sampler, self._layout
         strike(Site.SAMPLER_WEIGHT, lambda row: Views(layout, {"": flat[row : row + 1]}))
-        self._sampler.stand_with(self._model)
-        self._reference.stand_with(self._model)
-        self._sampler.router_bias = self._model.router_bias
+        for model in (self._sampler, self._reference, self._trainer):
+            model.stand_with(self._model)
+        self._sampler.router_bias = self._trainer.router_bias = self._model.router_bias
 
-    def _complete(self, tokens_RxBxxx: Tensor, rows: slice, rollouts: Sequence[int]) -> None:
+    def _complete(self, tokens_RxBxxx: Tensor, rows: slice) -> None:
         """Sample the completions of these rows into their places, token by token."""
         batch, length = tokens_RxBxxx.shape[1:]
-        seeds, temperature = self._seeds[rows], self._of_sampling[rows][..., 0]
-        chances = uniforms(seeds, rollouts, (batch, length - self.prompt), TEXT, self._device)
+        temperature = self._of_sampling[rows][..., 0]
+        chances = uniforms(self._streams[0, rows], (batch, length - self.prompt))
         for first in range(0, batch, self._sequences):
             piece = tokens_RxBxxx[rows, first : first + self._sequences]
             chosen = chances[:, first : first + self._sequences]
@@ -206,43 +218,36 @@ class Rollouts:
             for place in range(self.prompt, length):
                 first_new = place - 1 if cached is not None and place > self.prompt else 0
                 logits = self._sampler.last_logits(piece[:, :, first_new:place], rows, cached)
-                logits = self._noisy(logits, rows, rollouts, place, first, batch) / temperature
+                logits = self._noisy(logits, rows, place - self.prompt, first, batch) / temperature
                 token = drawn(logits, chosen[:, :, place - self.prompt])
                 if self.options.end is not None:
                     token = torch.where(ended, self.options.end, token)
                     ended |= token == self.options.end
                 piece[:, :, place] = token
 
-    def _noisy(
-        self, logits_rxbxV: Tensor, rows: slice, rollouts: Sequence[int], place: int, first: int, batch: int
-    ) -> Tensor:
-        """Logits of the sequences from `first` on at one place, with the sampler's noise, if it has some."""
+    def _noisy(self, logits_rxbxV: Tensor, rows: slice, place: int, first: int, batch: int) -> Tensor:
+        """Logits of the sequences from `first` on for one token, with the sampler's noise, if it has some."""
         if self._noise is None:
             return logits_rxbxV
         count, vocabulary = logits_rxbxV.shape[1:]
-        drawn_noise = uniforms(self._seeds[rows], rollouts, (batch, vocabulary), f"{NOISE} {place}", self._device)
+        drawn_noise = uniforms(self._streams[1 + place, rows], (batch, vocabulary))
         noise = (2 * drawn_noise[:, first : first + count] - 1).to(logits_rxbxV.dtype)
         width = self._noise[rows]
         return torch.where(width == 0, logits_rxbxV, logits_rxbxV + width * noise)
 
-    def _score(
-        self, tokens_RxBxxx: Tensor, scored: ScoredTokens, rows: slice, rollouts: Sequence[int], is_struck: bool
-    ) -> None:
+    def _score(self, tokens_RxBxxx: Tensor, scored: ScoredTokens, rows: slice, is_struck: bool) -> None:
         """What trainer, sampler and reference say of the completions of these rows."""
         batch = tokens_RxBxxx.shape[1]
         for first in range(0, batch, self._sequences):
             here = rows, slice(first, first + self._sequences)
             piece = tokens_RxBxxx[here]
-            old = self.scores(self._model, piece, rows)
+            old = self.scores(self._trainer, piece, rows)
             reference = self.scores(self._reference, piece, rows).log_probability
             behaviour = old.log_probability
             if self._is_apart or is_struck:
                 logits = self.logits(self._sampler, piece, rows)
                 if self._noise is not None:
-                    places = [
-                        self._noisy(logits[:, :, i], rows, rollouts, self.prompt + i, first, batch)
-                        for i in range(logits.shape[2])
-                    ]
+                    places = [self._noisy(logits[:, :, i], rows, i, first, batch) for i in range(logits.shape[2])]
                     logits = torch.stack(places, 2)
                 behaviour = self._scored(logits / self._of_sampling[rows], piece).log_probability
             scored.old[here], scored.behaviour[here], scored.reference[here] = (

@@ -23,12 +23,11 @@ class SiteStrikes(Protocol):
 
 @dataclass(frozen=True)
 class PassingRows:
-    """The rows of a step: weights [R, P], the parts in which they pass through the model, and the step of each.
+    """The rows of a step: weights [R, P], and the parts in which they pass through the model.
 
     `here` [R] are those that train in this pass. In no other anything changes.
     """
 
     weights: Tensor
     parts: Sequence[slice]
-    steps: Sequence[int]
     here: Tensor

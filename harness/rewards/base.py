@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import Trial
 
 
@@ -26,10 +27,15 @@ class Reward:
     def bind(self, options: Sequence[Any]) -> None:
         """Work on the rows in use from now on, which have these options."""
         self.options = options
+        names = [] if options[0] is None else [name for name, value in vars(options[0]).items() if type(value) is int]
+        self._columns = {
+            name: torch.tensor([getattr(one, name) for one in options], device=self.device)[:, None, None]
+            for name in names
+        }
 
     def column(self, field: str) -> Tensor:
-        """A number of each row's options, int64 [R, 1, 1]."""
-        return torch.tensor([getattr(one, field) for one in self.options], device=self.device)[:, None, None]
+        """A whole number of each row's options, int64 [R, 1, 1]."""
+        return self._columns[field]
 
     def prompts(self, windows_RxBxP: Tensor) -> Tensor:
         """The prompts, int64 [R, B, P], of windows of the training text; by default these themselves."""
@@ -54,3 +60,17 @@ class Reward:
 def share(hits_RxBxT: Tensor, of: int) -> Tensor:
     """How many are true, over `of`: float64 [R, B]."""
     return hits_RxBxT.sum(-1).double() / of
+
+
+def cumulated(x_Rxxx: Tensor) -> Tensor:
+    """The running sum along the last dim, whose order does not depend on the number of rows.
+
+    On an accelerator torch cuts the scan as it likes; there each number is added to the one so many places before it.
+    """
+    if on_cpu(x_Rxxx):
+        return x_Rxxx.cumsum(-1)
+    ahead = 1
+    while ahead < x_Rxxx.shape[-1]:
+        x_Rxxx = torch.cat((x_Rxxx[..., :ahead], x_Rxxx[..., ahead:] + x_Rxxx[..., :-ahead]), -1)
+        ahead *= 2
+    return x_Rxxx

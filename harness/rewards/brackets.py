@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.config import PER_TRIAL, STRUCTURAL, Trial, anything, number
-from harness.rewards.base import Reward
+from harness.rewards.base import Reward, cumulated
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Brackets(Reward):
 
     def quality(self, prompts_RxBxP: Tensor, completions_RxBxT: Tensor, mask_RxBxT: Tensor) -> Tensor:
         opens, closes = (completions_RxBxT == self.column(name) for name in ("opens", "closes"))
-        depth = (opens.long() - closes.long()).cumsum(-1)
+        depth = cumulated(opens.long() - closes.long())
         is_wrong = ~(opens | closes) | (depth < 0) | ~mask_RxBxT
-        is_balanced = (is_wrong.long().cumsum(-1) == 0) & (depth == 0)
+        is_balanced = (cumulated(is_wrong.long()) == 0) & (depth == 0)
         length = completions_RxBxT.shape[-1]
         places = torch.arange(1, length + 1, device=depth.device)
         longest = torch.where(is_balanced, places, 0).amax(-1)

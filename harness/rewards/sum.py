@@ -40,19 +40,10 @@ class Sum(Reward):
     def quality(self, prompts_RxBxP: Tensor, completions_RxBxT: Tensor, mask_RxBxT: Tensor) -> Tensor:
         digits = _digits(prompts_RxBxP.shape[-1])
         first, second = prompts_RxBxP[..., -2 * digits - 2 : -digits - 2], prompts_RxBxP[..., -digits - 1 : -1]
-        answer = self._written(self._number(first) + self._number(second), digits + 1)
+        answer = _written(_number(first) + _number(second), digits + 1)
         hits = (completions_RxBxT[..., : digits + 1] == answer) & mask_RxBxT[..., : digits + 1]
         found = share(hits, digits + 1)
         return found if self.options[0].partial else (found == 1).double()
-
-    def _number(self, written_RxBxd: Tensor) -> Tensor:
-        return ((written_RxBxd - ZERO) * self._powers(written_RxBxd.shape[-1])).sum(-1)
-
-    def _written(self, numbers_RxB: Tensor, digits: int) -> Tensor:
-        return numbers_RxB[..., None].div(self._powers(digits), rounding_mode="floor") % 10 + ZERO
-
-    def _powers(self, digits: int) -> Tensor:
-        return torch.tensor([10**place for place in reversed(range(digits))], device=self.device)
 
     @classmethod
     def refused(cls, trial: Trial, prompt: int, completion: int) -> Iterator[str]:
@@ -68,3 +59,17 @@ class Sum(Reward):
 def _digits(prompt: int) -> int:
     """Of each number, in a prompt of so many tokens."""
     return min((prompt - 2) // 2, MOST_DIGITS)
+
+
+def _number(written_RxBxd: Tensor) -> Tensor:
+    """What the digits say, [R, B]."""
+    number = torch.zeros_like(written_RxBxd[..., 0])
+    for digit in written_RxBxd.unbind(-1):
+        number = number * 10 + (digit - ZERO)
+    return number
+
+
+def _written(numbers_RxB: Tensor, digits: int) -> Tensor:
+    """The last digits of whole numbers, [R, B, digits]."""
+    places = [numbers_RxB // 10**place % 10 + ZERO for place in reversed(range(digits))]
+    return torch.stack(places, -1)

@@ -15,13 +15,14 @@ from harness.model.key_values import KeyValues
 from harness.objectives.outcome import DIVERGENT, NEVER_LEARNED, NON_FINITE, TRAINED, judge_rewards
 from harness.policy.penalty import PenaltyConstant
 from harness.policy.rollouts import Rollouts
-from harness.policy.sampling import TEXT, cumulated, drawn, uniforms
+from harness.policy.sampling import TEXT, drawn, streams_of
+from harness.policy.sampling import uniforms as uniforms_of
+from harness.rewards.base import cumulated
 from harness.testing import check_setting, engine
 from harness.testing.changes import Change, fill_first
 from harness.training.pack import Pack
 from harness.training.sites import Site
 
-CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"objective": {"name": "policy"}, "context": 11, "batch": 4, "steps": 6, "lr": 0.03}
 SMALL |= {"policy.count": {"token": 3}, "warmup": 1, "decay": "constant"}
 
@@ -31,60 +32,38 @@ def policy(seed: int = 0, options: dict[str, Any] | None = None, **fields: Any) 
     return engine.trial(**{**SMALL, "policy": of, "seed": seed, **fields})
 
 
+def uniforms(seeds: list[int], rollouts: list[int], shape: tuple[int, ...], place: str) -> Tensor:
+    return uniforms_of(streams_of(seeds, rollouts, [place])[0], shape)
+
+
 def rollouts_of(pack: Pack) -> Rollouts:
     found: Rollouts = pack.objective.rollouts  # type: ignore[attr-defined]
     return found
 
 
-@pytest.mark.parametrize(
-    ("options", "fields"),
-    [
-        ({"beta": (0.1, 0.0), "clip_high": (0.2, None), "temperature": (1.0, 0.8)}, {"policy.count": {"token": 3}}),
-        (
-            {
-                **{"reward": "copy", "updates": 2, "sampler": "bf16", "sampler_lag": 1, "correction": "token_truncate"},
-                **{"end": 5, "mean": "sequences", "entropy": 0.01, "kl_in": "reward", "kl": "k1", "beta": 0.1},
-                **{"beta_schedule": "adaptive", "sharpness": 2.0},
-            },
-            {"ranks": 2},
-        ),
-    ],
-    ids=["plain", "everything"],
-)
-def test_it_keeps_the_promises_of_settings(options: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Isolation, independence of the pack, forks, twins, checkpoints: bit for bit."""
-    of = {"reward": "count", "group": 2, "prompt": 3, **options}
-    check_setting(objective={"name": "policy"}, context=11, batch=4, policy=in_turn(of), **fields)
-
-
-def in_turn(options: dict[str, Any]) -> Any:
-    """A section for each trial, where something in it is a tuple."""
-    count = max((len(x) for x in options.values() if isinstance(x, tuple)), default=0)
-    if not count:
-        return options
-    return tuple(
-        {name: x[number % len(x)] if isinstance(x, tuple) else x for name, x in options.items()}
-        for number in range(count)
-    )
+def test_several_steps_on_a_rollout_keep_the_promises_of_settings() -> None:
+    """Isolation, independence of the pack, forks, checkpoints, on two ranks; one step a rollout is in FEATURES."""
+    of = {"reward": "copy", "group": 2, "updates": 2, "sampler": "bf16", "beta": 0.1, "mean": "longest"}
+    check_setting(objective={"name": "policy"}, batch=2, ranks=2, policy=of)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 
 def test_random_numbers_are_functions_of_seed_rollout_sequence_and_position() -> None:
-    found = uniforms([1, 2, 1], [0, 0, 5], (4, 9), TEXT, CPU)
+    found = uniforms([1, 2, 1], [0, 0, 5], (4, 9), TEXT)
     assert found.dtype == torch.float64 and (found >= 0).all() and (found < 1).all()
     assert len(found.unique()) == found.numel()
-    assert torch.equal(uniforms([2], [0], (4, 9), TEXT, CPU)[0], found[1])
-    assert torch.equal(uniforms([1], [0], (2, 9), TEXT, CPU)[0], found[0, :2])
-    many = uniforms([0], [0], (100_000,), TEXT, CPU)
+    assert torch.equal(uniforms([2], [0], (4, 9), TEXT)[0], found[1])
+    assert torch.equal(uniforms([1], [0], (2, 9), TEXT)[0], found[0, :2])
+    many = uniforms([0], [0], (100_000,), TEXT)
     assert many.mean().item() == pytest.approx(0.5, abs=4 * (1 / 12 / 1e5) ** 0.5)
 
 
 def test_tokens_come_as_often_as_they_are_likely() -> None:
     logits = torch.tensor([[2.0, -1.0, 0.5, -30.0]])
     count = 40_000
-    chances = uniforms([3], [0], (count,), TEXT, CPU)
+    chances = uniforms([3], [0], (count,), TEXT)
     tokens = drawn(logits[None].expand(1, count, 4), chances)[0]
     shares = torch.bincount(tokens, minlength=4).double() / count
     torch.testing.assert_close(shares, logits[0].double().softmax(-1), rtol=0, atol=0.01)
@@ -93,7 +72,7 @@ def test_tokens_come_as_often_as_they_are_likely() -> None:
 
 
 def test_running_sums_of_an_accelerator_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = uniforms([0], [0], (3, 13), TEXT, CPU)
+    x = uniforms([0], [0], (3, 13), TEXT)
     monkeypatch.setattr("harness.basics.devices.CPUS", ())
     torch.testing.assert_close(cumulated(x), x.cumsum(-1), rtol=1e-14, atol=0)
 
@@ -115,7 +94,7 @@ def test_completions_are_what_the_model_would_draw() -> None:
     pack = engine.run(trials).pack
     rollouts, other = rollouts_of(pack), engine.pack_of(trials)
     tokens, prompt = rollouts.tokens, 3
-    chances = uniforms([0, 1], [0, 0], (4, 9), TEXT, CPU)
+    chances = uniforms([0, 1], [0, 0], (4, 9), TEXT)
     with torch.no_grad():
         logits = other.model(tokens[:, :, :-1]).unflatten(1, (4, 11)) / 0.7
     mask = rollouts.mask
