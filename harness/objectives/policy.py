@@ -3,7 +3,7 @@
 Policy gradients with groups of completions for each prompt, as GRPO, DAPO, GSPO, RLOO and their relatives have them,
 whose formulas stand in harness/policy/. A step trains on the completions of the last rollout, which is made every
 `policy.updates` steps, at its first one. The reported loss is minus the mean quality of these completions, so that it
-falls as the policy learns; what is differentiated is the signal `policy_loss`.
+falls as the policy learns; what is differentiated is the signal `surrogate_loss`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,16 @@ from harness.model import sums
 from harness.policy.advantages import spread, zero_spread
 
 MEASURES = (
-    *("quality", "reward_spread", "zero_spread", "kl", "kl_k3", "policy_entropy", "mismatch", "mismatch_max"),
+    *(
+        "quality",
+        "reward_spread",
+        "zero_spread",
+        "reference_kl",
+        "reference_kl_k3",
+        "token_entropy",
+        "mismatch",
+        "mismatch_max",
+    ),
     *("completion_length", "distinct", "repeated"),
 )
 """Names, in the order of the columns of `measured`."""
@@ -27,9 +36,9 @@ def measured(
         "quality": sums.mean(quality_RxB.double()),
         "reward_spread": spread(rewards_RxB.double()),
         "zero_spread": zero_spread(rewards_RxB, group),
-        "kl": sums.mean(sums.total(k1)),
-        "kl_k3": sums.mean(sums.total(torch.where(mask, scored.k3, 0.0).double())),
-        "policy_entropy": _of_tokens(scored.entropy, mask),
+        "reference_kl": sums.mean(sums.total(k1)),
+        "reference_kl_k3": sums.mean(sums.total(torch.where(mask, scored.k3, 0.0).double())),
+        "token_entropy": _of_tokens(scored.entropy, mask),
         "mismatch": _of_tokens(mismatch, mask),
         "mismatch_max": mismatch.abs().flatten(1).amax(1),
         "completion_length": sums.mean(lengths),

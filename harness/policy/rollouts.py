@@ -288,7 +288,7 @@ class Rollouts:
         gains = advantages(rewards.double(), options.group, options.baseline, options.scale).to(self._dtype)
         strike(Site.ADVANTAGE, lambda row: {"advantage": gains[row]})
         numbers = measured(quality, shown, options.group, completions, mask, scored)
-        self.penalty.adapt(numbers[:, MEASURES.index("kl")], where_R)
+        self.penalty.adapt(numbers[:, MEASURES.index("reference_kl")], where_R)
         for rows, values in (
             *((self._tokens, tokens_RxBxxx.int()), (self._old, scored.old), (self._behaviour, scored.behaviour)),
             *((self._of_reference, scored.reference), (self._quality, quality.to(self._dtype))),

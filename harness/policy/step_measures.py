@@ -9,7 +9,7 @@ from harness.model import sums
 from harness.policy.losses import Completions, LossParts
 
 STEP_TAP, ROLLOUT_TAP = "policy.step", "policy.rollout"
-STEP_MEASURES = ("policy_loss", "clip_share", "ratio_max", "ratio_squares", "ratio_sum")
+STEP_MEASURES = ("surrogate_loss", "clip_share", "ratio_max", "ratio_squares", "ratio_sum")
 
 
 def step_measures(parts: LossParts, completions: Completions) -> Tensor:

@@ -18,7 +18,7 @@ class PolicyStepReading(TapReading):
     cadence = 1
     help = "loss, ratios and clipping of a policy's step"
     signals = {
-        "policy_loss": ReadingSignal((), "1", "what is differentiated of a policy"),
+        "surrogate_loss": ReadingSignal((), "1", "what is differentiated of a policy"),
         "clip_share": ReadingSignal((), "1", "share of ratios that are clipped"),
         "ratio_max": ReadingSignal((), "1", "largest ratio of probabilities now and at the rollout"),
         "effective_samples": ReadingSignal((), "1", "effective sample size over the number of samples"),
@@ -39,5 +39,5 @@ class PolicyStepReading(TapReading):
         means = dict(zip(STEP_MEASURES, mean_of_ranks(values[0]).unbind(1), strict=True))
         largest = values[0].amax((0, 1))[:, STEP_MEASURES.index("ratio_max")]
         effective = means["ratio_sum"] ** 2 / means["ratio_squares"]
-        found = {"policy_loss": means["policy_loss"], "clip_share": means["clip_share"], "ratio_max": largest}
+        found = {"surrogate_loss": means["surrogate_loss"], "clip_share": means["clip_share"], "ratio_max": largest}
         return {**found, "effective_samples": effective}

@@ -12,7 +12,7 @@ from harness.policy.step_measures import ROLLOUT_TAP
 from harness.readings.base import ReadingSignal, TapReading
 
 NO_POLICY = "objective.name={} samples nothing"
-COLUMNS = (*MEASURES, "beta")
+COLUMNS = (*MEASURES, "penalty")
 
 
 class RolloutReading(TapReading):
@@ -24,15 +24,15 @@ class RolloutReading(TapReading):
         "quality": ReadingSignal((), "1", "mean quality of completions"),
         "reward_spread": ReadingSignal((), "1", "standard deviation of rewards"),
         "zero_spread": ReadingSignal((), "1", "share of groups whose rewards are all equal"),
-        "kl": ReadingSignal((), "nat", "KL of a completion to the reference (k1)"),
-        "kl_k3": ReadingSignal((), "nat", "KL of a completion to the reference (k3)"),
-        "policy_entropy": ReadingSignal((), "nat", "entropy of a token"),
+        "reference_kl": ReadingSignal((), "nat", "KL of a completion to the reference (k1)"),
+        "reference_kl_k3": ReadingSignal((), "nat", "KL of a completion to the reference (k3)"),
+        "token_entropy": ReadingSignal((), "nat", "entropy of a token"),
         "mismatch": ReadingSignal((), "nat", "KL of sampler to trainer, of a token"),
         "mismatch_max": ReadingSignal((), "nat", "largest difference of log p between sampler and trainer"),
         "completion_length": ReadingSignal((), "tokens", "length of a completion"),
         "distinct": ReadingSignal((), "1", "share of completions that are new in their group"),
         "repeated": ReadingSignal((), "1", "share of pairs of tokens that a completion repeats"),
-        "beta": ReadingSignal((), "1", "constant of the KL penalty"),
+        "penalty": ReadingSignal((), "1", "constant of the KL penalty"),
     }
 
     @classmethod

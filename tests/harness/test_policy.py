@@ -166,9 +166,9 @@ def test_twins_share_their_noise_after_a_strike() -> None:
 def test_the_reference_is_the_start() -> None:
     """Without a step there is no distance; with steps, what the penalty allows."""
     still = engine.run([policy(seed, lr=0.0) for seed in range(2)])
-    assert (still.signals["kl"] == 0).all() and (still.signals["kl_k3"] == 0).all()
+    assert (still.signals["reference_kl"] == 0).all() and (still.signals["reference_kl_k3"] == 0).all()
     free, held = (engine.run([policy(s, {"beta": beta}, steps=25) for s in range(2)], block=25) for beta in (0.0, 10.0))
-    assert (free.signals["kl_k3"][:, -5:].mean(1) > 3 * held.signals["kl_k3"][:, -5:].mean(1)).all()
+    assert (free.signals["reference_kl_k3"][:, -5:].mean(1) > 3 * held.signals["reference_kl_k3"][:, -5:].mean(1)).all()
 
 
 def test_a_policy_learns_what_it_is_rewarded_for() -> None:
@@ -265,7 +265,7 @@ def test_strikes_at_the_sampler_at_rewards_and_at_advantages() -> None:
 def test_schedules_of_the_penalty_have_the_same_mean() -> None:
     names = ("constant", "rising", "falling")
     trials = [policy(0, {"beta": 0.2, "beta_schedule": name}) for name in names]
-    beta = engine.run(trials).signals["beta"]
+    beta = engine.run(trials).signals["penalty"]
     np.testing.assert_allclose(beta.mean(1), 0.2, rtol=1e-6)
     np.testing.assert_allclose(beta[1], 0.4 * np.arange(6) / 5, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(beta[2], beta[1][::-1], rtol=1e-6, atol=1e-9)
