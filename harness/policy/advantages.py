@@ -29,7 +29,7 @@ def advantages(rewards_RxB: Tensor, group: int, baseline: str, scale: str) -> Te
         Exactly 0 in a group of equal rewards, but without a baseline.
     """
     grouped = rewards_RxB.unflatten(1, (-1, group)).contiguous()
-    found = grouped if baseline == "none" else grouped - sums.mean(grouped)[..., None]
+    found: Tensor = grouped if baseline == "none" else grouped - sums.mean(grouped)[..., None]
     if baseline == "leave_one_out":
         found = found * (group / (group - 1)) if group > 1 else grouped
     if scale != "none":
@@ -47,10 +47,12 @@ def spread(x_Rxxx: Tensor) -> Tensor:
         return torch.zeros_like(x_Rxxx[..., 0])
     off = x_Rxxx - sums.mean(x_Rxxx)[..., None]
     found = (sums.total(off * off) / (count - 1)).sqrt()
-    return torch.where((x_Rxxx == x_Rxxx[..., :1]).all(-1), 0.0, found)
+    width: Tensor = torch.where((x_Rxxx == x_Rxxx[..., :1]).all(-1), 0.0, found)
+    return width
 
 
 def zero_spread(rewards_RxB: Tensor, group: int) -> Tensor:
     """The share of groups in which all rewards are equal, and of which nothing is learned, float64 [R]."""
     grouped = rewards_RxB.unflatten(1, (-1, group))
-    return (grouped == grouped[..., :1]).all(-1).sum(1).double() / grouped.shape[1]
+    share: Tensor = (grouped == grouped[..., :1]).all(-1).sum(1).double() / grouped.shape[1]
+    return share

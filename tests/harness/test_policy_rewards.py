@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import ConfigError
+from harness.basics import plugins
+from harness.config import ConfigError, sections
+from harness.config import trial as trial_module
 from harness.policy.measures import distinct, repeated
+from harness.rewards.base import Reward
 from harness.rewards.table import REWARDS
 from harness.testing import engine
 from harness.training.config_checks import check_trial
@@ -143,3 +150,49 @@ def test_what_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_trial(engine.trial(**fields))
     assert any(reason.startswith(said) for reason in refused.value.reasons), refused.value.reasons
+
+
+MULTIPLES = """
+from dataclasses import dataclass
+
+from harness.config import PER_TRIAL, number
+from harness.rewards.base import Reward, share
+
+
+@dataclass(frozen=True)
+class Options:
+    of: int = number(PER_TRIAL, 2, "of what", low=1)
+
+
+class Multiples(Reward):
+    help = "share of the completion whose ids are multiples of a number"
+
+    def quality(self, prompts_RxBxP, completions_RxBxT, mask_RxBxT):
+        return share((completions_RxBxT % self.column("of") == 0) & mask_RxBxT, completions_RxBxT.shape[-1])
+"""
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A package with that reward, as if it were installed; afterwards nothing knows it."""
+    (tmp_path / "multiples.py").write_text(MULTIPLES)
+    entry = EntryPoint("multiples", "multiples", "stability_harness.rewards")
+    cached = (plugins.modules, sections, trial_module._defaults, trial_module._usual_structures)
+    for function in cached:
+        function.cache_clear()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else [])
+    monkeypatch.setitem(REWARDS, "multiples", plugins.subclasses("rewards", Reward)["multiples"])
+    yield
+    monkeypatch.undo()
+    for function in cached:
+        function.cache_clear()
+    sys.modules.pop("multiples", None)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_reward_of_the_users_is_one_file() -> None:
+    """Found by itself, with a section of its own, of which each trial may have other values."""
+    own = policy(policy={"group": 2, "reward": "multiples"}, **{"policy.multiples": ({"of": 1}, {"of": 63})}, steps=2)
+    quality = engine.run(engine.different(2, **{**engine.SMALL, **own})).signals["quality"]
+    assert (quality[0] == 1).all() and (quality[1] < 0.5).all()
