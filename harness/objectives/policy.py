@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -243,7 +244,7 @@ class Policy(NextToken):
         beta = None
         if self._strengths.beta is not None and self.rollouts:
             beta = self.rollouts.penalty.at(self._model.at)[rows, None, None]
-        of = {name: None if x is None else x[rows] for name, x in vars(self._strengths).items()}
+        of: dict[str, Any] = {name: None if x is None else x[rows] for name, x in vars(self._strengths).items()}
         return LossStrengths(**{**of, "beta": beta})
 
     def _show(self, model: GPT, parts: LossParts, completions: Completions, rows: slice) -> None:

@@ -120,7 +120,8 @@ class Rollouts:
         if self.options.end is None:
             return torch.ones_like(completions_RxBxT, dtype=torch.bool)
         is_end = (completions_RxBxT == self.options.end).long()
-        return cumulated(is_end) == is_end
+        counts: Tensor = cumulated(is_end) == is_end
+        return counts
 
     @property
     def old(self) -> Tensor:
@@ -262,7 +263,8 @@ class Rollouts:
         """Those by which each token of the completions is chosen, [r, b, T, V]."""
         batch, length = tokens_rxbxxx.shape[1:]
         logits = model(tokens_rxbxxx[:, :, :-1], rows).unflatten(1, (batch, length - 1))
-        return logits[:, :, self.prompt - 1 :]
+        of_completions: Tensor = logits[:, :, self.prompt - 1 :]
+        return of_completions
 
     def scores(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice) -> TokenScores:
         """What a model says of each token of the completions, at the trainer's temperature, [r, b, T] each."""
