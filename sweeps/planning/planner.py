@@ -28,7 +28,7 @@ from sweeps.planning.packs import PackPlan, Plan
 
 STEP_BYTES = 24  # for each step of each trial: its rate, twice for a moment, and its loss
 POLICY_COPIES = 3  # of a policy's weights: those of the start, of the reference and of the sampler
-ROLLOUT_STEPS = 2.0  # what a rollout of a policy takes, in ordinary steps: 16 tokens of 24 sampled, measured at width 32
+ROLLOUT_STEPS = 2.0  # what a rollout of a policy takes, in ordinary steps, where 16 tokens of 24 are sampled
 LIKE = 0.7  # packs whose times differ by no more take turns
 MOST_ALIKE = 64  # a golden twin and its faulty trials in a pack: they share a prefix, and its cost is then 2% a trial
 
