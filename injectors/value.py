@@ -25,8 +25,11 @@ from harness.training.sites import AT_TAPS, Site
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population, in_order
 from injectors.draws import distinct, stream
 from injectors.fault import located, optimizers_with, wrong_rank
+from injectors.rewards import no_rollouts
 from injectors.value_strike import CONSTANTS, OPERATIONS, StrikeTarget, ValueChange, ValueStrike, as_int64
 
+OF_ROLLOUTS = {Site.REWARD: "reward", Site.ADVANTAGE: "advantage"}
+OF_POLICIES = (*OF_ROLLOUTS, Site.SAMPLER_WEIGHT)
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
 SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.ROUTING, Site.BEFORE_UPDATE))
 MOMENTS = (Site.MOMENT_1, Site.MOMENT_2)
@@ -146,6 +149,8 @@ class Value(InjectableFault):
             why = "attention is fused in this model, and keeps no scores"
             raise ConfigError(f"{tensor}: {why}; allowed: other activations, or model.attention=explicit")
         names, sizes = self._found(facts)
+        if self.site in OF_POLICIES:
+            yield from no_rollouts(facts, f"fault.site={self.site}")
         if self.site == Site.LOSS_SCALE and not facts.has_loss_scale:
             allowed = "train.loss_scaling=static or dynamic" if facts.is_ours else "a GradScaler in attach(extra=[...])"
             why = "train.loss_scaling=none has no scale" if facts.is_ours else "no loss scaler is known"
@@ -316,6 +321,8 @@ class Value(InjectableFault):
         """What stands at the site, by name."""
         if self.site in SCALARS:
             return {SCALARS[Site(self.site)]: ()}
+        if self.site in OF_ROLLOUTS:
+            return {OF_ROLLOUTS[Site(self.site)]: (facts.completions or 1,)}
         return facts.taps if self.site in AT_TAPS else facts.tensors
 
     def arm(self, facts: Facts) -> ValueStrike:

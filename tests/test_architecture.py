@@ -20,6 +20,8 @@ FOLDERS = {  # each may import from those above it in its own package, and from 
         "model",
         "data",
         "optim",
+        "rewards",
+        "policy",
         "readings",
         "detectors",
         "recovery",

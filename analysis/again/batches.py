@@ -118,6 +118,9 @@ class BatchReader:
             assert self._injector is not None
             self._injector.visit(SiteCall(Site.BATCH, due, {"batch": self._struck[due][0]}))
         batch = self._struck[step] if step in self._struck else self._objective.batch(step)
+        if self._objective.is_sampled:
+            given = f"objective.name={self.trial.objective.name}"
+            raise ConfigError(f"{given}: its model samples what it trains on, which is not kept; allowed: next_token")
         tokens, weights = self._objective.what_trains(batch, step, step, torch.ones(1, dtype=torch.bool))
         if tokens.ndim != 3 or tokens.is_floating_point():
             given = f"objective.name={self.trial.objective.name}"

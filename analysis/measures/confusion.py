@@ -64,6 +64,7 @@ OF_KIND = {
     "reduction": FORMAT,
     "missed_update": WEIGHT,  # which is not what it should be
     **dict.fromkeys(("wrong_expert", "swapped_experts", "one_expert", "lost_expert", "late_routing"), UNKNOWN),
+    **dict.fromkeys(("late_reward", "shifted_advantage"), UNKNOWN),
 }
 OF_SITE = {
     "weight": WEIGHT,
@@ -77,6 +78,7 @@ OF_SITE = {
     "activation_gradient": GRADIENT,
     "learning_rate": RATE,
     "loss_scale": FORMAT,
+    **dict.fromkeys(("sampler_weight", "reward", "advantage"), UNKNOWN),
 }
 
 

@@ -40,6 +40,7 @@ KINDS = {
     "guards": "harness.guards",
     "detectors": "harness.detectors",
     "actions": "harness.recovery",
+    "rewards": "harness.rewards",
     "objectives": "harness.objectives",
     "faults": "injectors",
     "figures": "analysis.figures",

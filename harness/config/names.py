@@ -15,6 +15,9 @@ class Site(StrEnum):
     LEARNING_RATE = "learning_rate"  # {"learning_rate": []}
     BATCH = "batch"  # {"batch": [B, T + 1] token ids}, as loaded: before sequences are dropped, and batches cut
     WEIGHT = "weight"  # each tensor of the model, before it is read
+    SAMPLER_WEIGHT = "sampler_weight"  # each tensor of the sampler's copy of the model, before a rollout (a policy)
+    REWARD = "reward"  # {"reward": [B]} of the completions of a rollout, before the penalty and the group's mean
+    ADVANTAGE = "advantage"  # {"advantage": [B]} of the completions of a rollout
     ACTIVATION = "activation"  # {tap: one activation}, when it is computed; of one rank's part of the batch
     ROUTING = "routing"  # {tap: [N, K] numbers of experts}, as tokens are sent to them; of one rank's part
     LOSS_SCALE = "loss_scale"  # {"loss_scale": []}, before the backward pass

@@ -104,11 +104,12 @@ def sections() -> Mapping[str, type]:
     """Every section of a trial but its fault: those above, and those that optimizers, clippers, ... bring along.
 
     A module of a part (harness/basics/plugins.py) that defines a dataclass `Options` adds a section of its name, one of
-    a detector `detect.NAME`, one of an action `playbook.NAME`.
+    a detector `detect.NAME`, one of an action `playbook.NAME`, one of a reward `policy.NAME`.
     """
     modules = {name: module for kind in WITH_OPTIONS for name, module in plugins.modules(kind).items()}
     modules |= {f"detect.{name}": module for name, module in plugins.modules("detectors").items()}
     modules |= {f"playbook.{name}": module for name, module in plugins.modules("actions").items()}
+    modules |= {f"policy.{name}": module for name, module in plugins.modules("rewards").items()}
     brought = {name: module.Options for name, module in modules.items() if hasattr(module, "Options")}
     ours = {"objective": ObjectiveConfig, "detect": Detect, "playbook": Playbook, "signals": signals()}
     return {**CORE, **ours, **brought}

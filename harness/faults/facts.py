@@ -28,6 +28,7 @@ NO_TOKENS = np.zeros(0, np.int64)
 HELD_AS: Mapping[str, str] = {
     **dict.fromkeys((Site.GRADIENT, Site.REDUCED_GRADIENT, Site.CLIPPED_GRADIENT, Site.UPDATE), Site.WEIGHT),
     Site.ACTIVATION_GRADIENT: Site.ACTIVATION,
+    Site.SAMPLER_WEIGHT: Site.WEIGHT,
 }
 """Sites whose tensors are held in the formats of another's."""
 IN_A_LOOP = {"optim.name": "optimizer", "train.ranks": "processes", "model.context": "sequence length"}
@@ -46,8 +47,9 @@ class Facts:
 
     A batch has `batch` sequences of `context` tokens. The learning rate of a step is `rate(step)`, and `peak` after a
     warm-up of `warmup` steps. `tokens` is the training text [N], and `token_counts` says how often each token of the
-    vocabulary occurs in it. A record of the fault keeps `shape`, by key: what decides which elements there are, and
-    what stands there. What a fault draws follows from `seed`.
+    vocabulary occurs in it. A policy samples so many `completions` every `updates` steps. A record of the fault keeps
+    `shape`, by key: what decides which elements there are, and what stands there. What a fault draws follows from
+    `seed`.
     """
 
     steps: int
@@ -71,6 +73,8 @@ class Facts:
     shape: Mapping[str, Any] = field(default_factory=dict)
     routes: Shapes = field(default_factory=dict)
     experts: int = 0
+    completions: int = 0
+    updates: int = 1
 
     @property
     def is_ours(self) -> bool:
@@ -164,6 +168,8 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
         shape=shape,
         routes={} if train.checkpointing else route_shapes(model, train.sequences, branches),  # else chosen again
         experts=max(branch.destinations for branch in branches),
+        completions=train.batch if trial.objective.name == "policy" else 0,
+        updates=trial.section("policy").updates if trial.objective.name == "policy" else 1,
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from harness.incidents.guard_runner import GuardRunner
 from harness.optim.clipping import global_norm
+from harness.policy.rows import PassingRows
 from harness.training.blocks import Found
 from harness.training.pack import Pack
 from harness.training.row_steps import PackStep
@@ -80,9 +81,11 @@ class Passes:
         pack.know_weights(here)
         if pack.stale_routing and fed.stale is not None:
             pack.stale_routing.begin(pack.objective.forward, fed.batch, fed.ahead, fed.stale, here)
-        recorder.begin(pack_step, fed.batch)
+        passing = PassingRows(pack.weights, pack.parts, here)
+        batch = pack.objective.roll_out(fed.batch, passing, strike.at(pack_step))
+        recorder.begin(pack_step, batch)
         scale, losses = pack.loss_scale.scale.clone(), []
-        for rank, part in pack.ranks.parts(fed.batch):
+        for rank, part in pack.ranks.parts(batch):
             of_part = None if fed.weights is None else pack.ranks.part(fed.weights, rank)
             losses.append(pack.learn(part, of_part, strike.at_taps(pack_step, rank), rank))
             strike.at_gradient(pack_step, rank)

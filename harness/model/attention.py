@@ -81,6 +81,15 @@ def rotate(x_RxBxHxTxD: Tensor, base: float, dtype: torch.dtype) -> Tensor:
     return torch.view_as_real(turned).flatten(-2).to(x_RxBxHxTxD.dtype)
 
 
+def rotate_from(x_RxBxHxTxD: Tensor, first: int, longest: int, base: float, dtype: torch.dtype) -> Tensor:
+    """The same of tokens that stand from position `first` on, of at most `longest`; without a gradient."""
+    context, head_dim = x_RxBxHxTxD.shape[-2:]
+    rotation, _ = _rotation(longest, head_dim, base, dtype, x_RxBxHxTxD.device)
+    pairs = torch.view_as_complex(x_RxBxHxTxD.to(dtype).unflatten(-1, (-1, 2)))
+    turned = _turned(pairs, rotation[first : first + context])
+    return torch.view_as_real(turned).flatten(-2).to(x_RxBxHxTxD.dtype)
+
+
 def rotate_both(q: Tensor, k: Tensor, base: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """The same of queries and keys."""
     if are_used(q.device):

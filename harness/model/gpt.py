@@ -19,6 +19,7 @@ from harness.config import Model, Trial
 from harness.model.branches import Branches, branches_of
 from harness.model.dropout import Streams
 from harness.model.hyper_connections import collapsed, collapsed_at_the_end, mixed, mixing_of, spread
+from harness.model.key_values import KeyValues
 from harness.model.layers import add_positions, embedding, soft_cap
 from harness.model.outline import route_shapes, tap_shapes
 from harness.model.parameters import Layout
@@ -88,9 +89,12 @@ class GPT:
         """The step of each row, [R]."""
         return self._at
 
-    def other(self) -> GPT:
-        """Another one alike, for passes of which this one knows nothing; it keeps nothing for a backward pass."""
-        return GPT(self.config, self.layout, self.precision, False, self._vectors, self._branches)
+    def other(self, precision: Precision | None = None) -> GPT:
+        """Another one alike, for passes of which this one knows nothing; it keeps nothing for a backward pass.
+
+        With its own `precision` of matrix products, if one is given.
+        """
+        return GPT(self.config, self.layout, precision or self.precision, False, self._vectors, self._branches)
 
     def stand_with(self, other: GPT) -> None:
         """At the same steps as another one; of what is random in training nothing follows."""
@@ -104,28 +108,43 @@ class GPT:
         if self._vectors:
             self._vectors.iterate(active_R)
 
-    def tools(self, rows: slice = ALL, tokens_RxBxT: Tensor | None = None) -> Tools:
+    def tools(
+        self, rows: slice = ALL, tokens_RxBxT: Tensor | None = None, key_values: KeyValues | None = None
+    ) -> Tools:
         """For one pass of these rows: of these tokens, or where none are named one of a single sequence."""
         sequences = 1 if tokens_RxBxT is None else tokens_RxBxT.shape[1]
         part = self._parts[rows.start or 0]
         numbers = range(self.first_sequence, self.first_sequence + sequences)
         known = self.config, self.layout, self.precision, self._vectors, self.notice
         now = part, self._at[part.rows], self._streams, numbers, RowTaps(self.taps, part.rows)
-        return Tools(*known, *now, tokens_RxBxT, self.router_bias, self.routes)
+        return Tools(*known, *now, tokens_RxBxT, self.router_bias, self.routes, key_values=key_values)
 
     def __call__(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> Tensor:
         """Logits [R, B x T, V] of the rows of one part, the first where none is named."""
         tools, x = self.stream(tokens_RxBxT, rows)
         self._beside = list(tools.losses)
+        return self._logits(tools, x)
+
+    def last_logits(self, tokens_RxBxT: Tensor, rows: slice = ALL, key_values: KeyValues | None = None) -> Tensor:
+        """Logits of what follows each sequence, [R, B, V]; with `key_values` tokens are those that are new."""
+        tools, x = self.stream(tokens_RxBxT, rows, key_values)
+        if key_values is not None:
+            key_values.read += tokens_RxBxT.shape[2]
+        last = x.unflatten(1, tokens_RxBxT.shape[1:])[:, :, -1]
+        return self._logits(tools, last.contiguous())
+
+    def _logits(self, tools: Tools, x: Tensor) -> Tensor:
         x = tools.norm("final_norm", tools.taps.copied("head.input", x))
         logits = tools.linear(x, self._head).to(self._root.dtype)
         multiplier, cap = output_multiplier(self.config), tools.switched("output_cap", 3)
         logits = logits if multiplier == 1 else logits * multiplier
         return tools.taps("logits", logits if cap is None else soft_cap(logits, cap))
 
-    def stream(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> tuple[Tools, Tensor]:
+    def stream(
+        self, tokens_RxBxT: Tensor, rows: slice = ALL, key_values: KeyValues | None = None
+    ) -> tuple[Tools, Tensor]:
         """The residual stream after the last block, [R, B x T, D], and the tools of that pass."""
-        tools, context = self.tools(rows, tokens_RxBxT), tokens_RxBxT.shape[2]
+        tools, context = self.tools(rows, tokens_RxBxT, key_values), tokens_RxBxT.shape[2]
         x = self._embedding(tools, tokens_RxBxT)
         streams = self.config.residual_streams
         x = x if streams == 1 else spread(x, streams)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.config import Model, Trial
 from harness.model.dropout import Streams, dropped
+from harness.model.key_values import KeyValues
 from harness.model.layers import DYNAMIC_TANH, NORMS, Leaf, linear, norm_beside, scaled, shifted
 from harness.model.parameters import Layout
 from harness.model.precision import Precision
@@ -64,7 +65,7 @@ class Tools:
 
     `sequences` are the numbers of its sequences in the batch, `tokens` [r, B, T] what they hold. `vectors` are there
     where hidden matrices are reparametrised. `notices` are told what acted: a key, where [r], and in which rows.
-    `losses` are added to the loss.
+    `losses` are added to the loss. With `key_values` the pass goes on from the tokens that were read before.
     """
 
     config: Model
@@ -81,6 +82,7 @@ class Tools:
     router_bias: Biases | None = None
     routes: ExpertRoutes | None = None
     losses: list[Tensor] = field(default_factory=list)
+    key_values: KeyValues | None = None
 
     def lose(self, loss_r: Tensor) -> None:
         """This is differentiated beside the loss, [r], and is no part of what is reported."""

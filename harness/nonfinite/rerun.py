@@ -204,6 +204,7 @@ class Rerun:
         _, stale = copies.routes(step)
         if copies.stale_routing and stale is not None:
             copies.stale_routing.begin(copies.objective.forward, parts, None, stale, copies.active)
+        parts = copies.objective.rolled_out(parts)
         copies.model.taps.attach_to_rows("*", self._read)
         self._listen_to_loss()
         losses = []

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.model.gpt import GPT
+from harness.model.state import Rows, State
+from harness.policy.rows import PassingRows, SiteStrikes
 
 if TYPE_CHECKING:  # runs of one's own have no corpus, and load nothing of it
     from harness.data.corpus import Corpus
@@ -22,19 +24,25 @@ class Objective:
     """Made for the trials of a pack; `bind` says which of them are the rows now.
 
     A batch is a tensor [R, B, ...] with an entry for each sequence, so that ranks and micro-batches can take their
-    parts of it. What a row reads at a step is a function of its trial and that step: nothing is drawn.
+    parts of it. What the data loader hands out to a row at a step is a function of its trial and that step: nothing is
+    drawn. What trains may be sampled from the model (`is_sampled`), and is then state of the row.
     """
 
     dropped: Tensor  # [R]: sequences of the last batch that were dropped
     trains: Tensor  # [R]: which rows have any left
     acted: Mapping[str, Tensor] = {}  # [R] by part of the recipe: where it changed what trains
     may_replay: ClassVar[bool] = False  # whether `loss` and `window_losses` do the same each time, on the device alone
+    is_sampled: ClassVar[bool] = False  # whether what trains comes from the model, so that no trial alone tells of it
+    taps: ClassVar[Sequence[str]] = ()  # what it shows of its passes, beside the model's own taps
 
     def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device): ...
 
     def bind(self, trials: Sequence[Trial], numbers: Sequence[int]) -> None:
         """Work on these rows from now on: their trials, and their numbers in the pack as planned."""
         raise NotImplementedError
+
+    def join(self, here: Sequence[Trial], model: GPT, weights: Rows, state: State) -> None:
+        """Take part in the state of a pack, whose rows are these trials as it is made; `weights` are the first ones."""
 
     def batch(self, steps: Steps) -> Tensor:
         """What the data loader hands out, [R, B, ...]. Never waits for the device."""
@@ -48,6 +56,17 @@ class Objective:
         None: all count alike.
         """
         raise NotImplementedError
+
+    def roll_out(self, batch_RxBxx: Tensor, rows: PassingRows, strike: SiteStrikes) -> Tensor:
+        """What trains of a batch that is there, [R, b, ...], now that weights are as they are read in this step.
+
+        Without a look at the device.
+        """
+        return batch_RxBxx
+
+    def rolled_out(self, batch_RxBxx: Tensor) -> Tensor:
+        """What `roll_out` has given in the step at hand, once more."""
+        return batch_RxBxx
 
     def loss(self, model: GPT, batch_rxbxx: Tensor, weights_rxb: Tensor | None, rows: slice) -> Tensor:
         """Mean loss of these rows, [r]; its backward pass fills the model's gradients."""

@@ -11,6 +11,7 @@ ENDED_BADLY = (NEVER_LEARNED, DIVERGENT, NON_FINITE)
 WINDOW_SHARE = 0.05  # of the steps: the loss is averaged over windows of this length
 LOST_SHARE = 0.5  # of what the run had learned
 LEARNED = 4.0  # standard errors below the first loss that the best window of a run that has learned something is
+GAINED = 3.0  # standard errors by which the reward of the best window of a policy is above that of the first
 BEYOND = 10.0  # standard errors of a window above the best one, which is the least of many
 ABOVE_FIRST = 5.0  # standard errors of a single loss above the first
 IN_LOGARITHMS = 8.0  # deviations of its logarithm
@@ -58,6 +59,27 @@ def judge(loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = Tru
         return DIVERGENT
     by_noise = min(BEYOND * error, BEYOND_ALL * float(np.abs(loss[: max(window, LEAST)]).mean()))
     return DIVERGENT if last > best + max(LOST_SHARE * (first - best), by_noise) else TRAINED
+
+
+def judge_rewards(reward: np.ndarray, nonfinite_step: int | None) -> str:
+    """The outcome of a policy's run from the mean quality of each rollout, [rollouts], by the rule below.
+
+    With g_0, g_end and g_best the mean over the first 5% of the rollouts, the last 5%, and the largest such mean, a
+    finite run has *never learned* where g_best - g_0 is at most three standard errors of their difference. Otherwise it
+    is divergent, which is a policy that has collapsed, if g_end < g_best - 0.5 (g_best - g_0).
+    """
+    if nonfinite_step is not None:
+        return NON_FINITE
+    reward = reward[~np.isnan(reward)].astype(np.float64)
+    if len(reward) < 2:
+        return TRAINED
+    window = max(1, round(WINDOW_SHARE * len(reward)))
+    means = window_means(reward, window)
+    first, last, best = means[0], means[-1], means.max()
+    error = float(np.sqrt(np.mean(np.diff(reward) ** 2) / window))  # moves have twice the variance, as differences do
+    if best - first <= GAINED * error:
+        return NEVER_LEARNED
+    return DIVERGENT if last < best - LOST_SHARE * (best - first) else TRAINED
 
 
 def window_means(values: np.ndarray, window: int) -> np.ndarray:

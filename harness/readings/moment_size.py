@@ -54,5 +54,5 @@ class MomentSize(StepReading):
             here = first[:, start:stop]
             ones.append(torch.maximum(here.amax(1), -here.amin(1)).double() / fan_in**0.5)
             twos.append(second[:, start:stop].amax(1).double() / fan_in)
-        largest = torch.stack(ones, 1).amax(1) / rest1
+        largest = torch.stack(ones, 1).amax(1).abs() / rest1  # of zeros alone, the sign goes by where they lie
         return {"moment_1_size": largest, "moment_2_size": (torch.stack(twos, 1).amax(1) / rest2).sqrt()}

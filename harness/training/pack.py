@@ -95,11 +95,11 @@ class Pack:
         made = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         self.clippers, self.rank_clippers = ([c for c in made if c.of_ranks is kind] for kind in (False, True))
         parts = Parts(self.layout, self.rows_state, self.loss_scale, len(here), device)
-        self.alarms, self.interventions = parts.alarms, Interventions(device)
+        self.alarms, self.interventions, self.acts = parts.alarms, Interventions(device), Acts(trials, device)
         self.guards = [cls(parts) for cls in GUARDS if any(cls.is_on(trial) for trial in trials)]
         self.objective = OBJECTIVES[first.objective.name](trials, corpus, self.dtype, device)
+        self.objective.join(here, self.model, self._weights, self.rows_state)
         self.row_steps = RowSteps(len(self.rows), len(here), self.rows_state, self.curriculum, device)
-        self.acts = Acts(trials, device)
         self.model.notice = self.acts.notice
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
         self._tokens = torch.from_numpy(self.curriculum.tokens).double().to(device)

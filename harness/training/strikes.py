@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -29,15 +30,19 @@ class Strikes:
 
     def __call__(self, site: Site, pack_step: PackStep, tensors: Tensors) -> None:
         """Let the injectors that are due at this site strike."""
-        for planned, row, step in self._due(site, pack_step):
+        for planned, row, step in self.due(site, pack_step):
             self.fault_schedule.visit(planned, SiteCall(site, step, tensors(row)))
+
+    def at(self, pack_step: PackStep) -> StepStrikes:
+        """The same at the sites of one step."""
+        return StepStrikes(self, pack_step)
 
     def is_due(self, pack_step: PackStep) -> bool:
         """Whether anything strikes, or looks, between the batch and the end of these steps."""
         at_once = (site for site in Site if site not in (Site.LEARNING_RATE, Site.BATCH))
-        return any(self._due(site, pack_step) for site in at_once)
+        return any(self.due(site, pack_step) for site in at_once)
 
-    def _due(self, site: Site, pack_step: PackStep) -> list[tuple[int, int, int]]:
+    def due(self, site: Site, pack_step: PackStep) -> list[tuple[int, int, int]]:
         """The trials that are visited here and now, their rows, and the steps that their injectors are told.
 
         These are the steps at which the rows stand, and of a batch the step for which it was planned.
@@ -64,7 +69,7 @@ class Strikes:
 
     def at_gradient(self, pack_step: PackStep, rank: int) -> None:
         """The same for a rank's gradients, right after its backward pass."""
-        if due := self._due(Site.GRADIENT, pack_step):
+        if due := self.due(Site.GRADIENT, pack_step):
             _, rows, _ = zip(*due, strict=True)
             for each, flat, places in self.pack.ranks.at_gradient(rank, self.pack.gradients, rows):
                 for (number, _, step), place in zip(due, places, strict=True):
@@ -75,7 +80,7 @@ class Strikes:
     @contextmanager
     def at_taps(self, pack_step: PackStep, rank: int) -> Iterator[None]:
         """For one forward and backward pass: the same for activations and their gradients."""
-        due = [(site, *visited) for site in (*AT_TAPS, Site.ROUTING) for visited in self._due(site, pack_step)]
+        due = [(site, *visited) for site in (*AT_TAPS, Site.ROUTING) for visited in self.due(site, pack_step)]
         detach = []
         for site, planned, row, step in due:
             for name in self.fault_schedule.armed[planned].taps:
@@ -121,6 +126,20 @@ class Strikes:
 
     def _visit(self, planned: int, site_call: SiteCall) -> None:
         self._struck.append((planned, self.fault_schedule.armed[planned].visit(site_call)))
+
+
+@dataclass(frozen=True)
+class StepStrikes:
+    """`harness.policy.rows.SiteStrikes` of one step."""
+
+    of: Strikes
+    pack_step: PackStep
+
+    def __call__(self, site: Site, tensors: Tensors) -> None:
+        self.of(site, self.pack_step, tensors)
+
+    def is_due(self, site: Site) -> bool:
+        return bool(self.of.due(site, self.pack_step))
 
 
 def one(name: str, values_R: Tensor) -> Tensors:

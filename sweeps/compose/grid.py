@@ -43,7 +43,13 @@ CHOSEN: dict[str, tuple[Container[str], Sequence[str]]] = {
 }
 """Parts that a trial chooses by name, each with a section of that name if it has options; and the keys that choose."""
 
-CHOOSING = ("detect.name", "playbook.name", "playbook.ladder", *(key for _, keys in CHOSEN.values() for key in keys))
+CHOOSING = (
+    "detect.name",
+    "playbook.name",
+    "playbook.ladder",
+    "policy.reward",
+    *(key for _, keys in CHOSEN.values() for key in keys),
+)
 """The keys by whose values sections act or not."""
 
 OWN = "own"  # the name of a playbook whose ladder is given by itself
@@ -56,6 +62,9 @@ def _why_idle(section: str, values: Mapping[str, Any]) -> str:
         return f"detect={values['detect.name']} has no such field"
     if outer == "playbook" and part and not _acts(part, values["playbook.ladder"]):
         return f"playbook={values['playbook.name']} has no such field"
+    if outer == "policy" and part and values["objective.name"] == "policy" and values["policy.reward"] != part:
+        return f"policy.reward={values['policy.reward']} has no such field"
+    section = outer if outer == "policy" else section
     for parts, keys in CHOSEN.values():
         if section in parts and section not in [values[key] for key in keys]:
             names = " and ".join(f"{key}={values[key]}" for key in keys)
@@ -321,6 +330,7 @@ class Composer:
             section = key.rpartition(".")[0]
             outer = section.partition(".")[0]
             usual = outer if outer in ("fault", "detect", "playbook") else "mitigation"
+            usual = "policy.reward" if section.startswith("policy.") else usual
             other = next((kind for kind, (parts, _) in CHOSEN.items() if section in parts), usual)
             reason = f"reaches no trial, because {why_idle}"
             self._overruled[key] = f"{key}={value}: {reason}; allowed: leave it out, or another {other}"

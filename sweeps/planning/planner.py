@@ -27,6 +27,8 @@ from harness.training.pack_sizes import rows_at_once, tried
 from sweeps.planning.packs import PackPlan, Plan
 
 STEP_BYTES = 24  # for each step of each trial: its rate, twice for a moment, and its loss
+POLICY_COPIES = 3  # of a policy's weights: those of the start, of the reference and of the sampler
+ROLLOUT_STEPS = 2.0  # what a rollout of a policy takes, in ordinary steps, where 16 tokens of 24 are sampled
 LIKE = 0.7  # packs whose times differ by no more take turns
 MOST_ALIKE = 64  # a golden twin and its faulty trials in a pack: they share a prefix, and its cost is then 2% a trial
 
@@ -216,7 +218,19 @@ def state_bytes(trial: Trial) -> int:
     """Memory of one trial's weights, gradients and two moments, and of the matrices that the model makes of weights."""
     train = trial.train
     copies = 4 + 2 * (train.ranks > 1) + (train.micro_batches > 1) + bool(trial.model.sigma_reparam)
+    copies += older_weights(trial) + POLICY_COPIES * is_policy(trial)
     return copies * weight_bytes(trial) + branch_bytes(trial)
+
+
+def is_policy(trial: Trial) -> bool:
+    """Whether it samples what it trains on."""
+    return trial.objective.name == "policy"
+
+
+def older_weights(trial: Trial) -> int:
+    """Copies of a policy's weights of earlier rollouts, which are state of its row."""
+    lag: int = trial.section("policy").sampler_lag if is_policy(trial) else 0
+    return lag
 
 
 def branch_bytes(trial: Trial) -> int:
@@ -229,7 +243,8 @@ def snapshot_bytes(trial: Trial, device: str) -> int:
     snapshot = trial.section("playbook.snapshot")
     is_here = device == "cpu" or snapshot.on == "device"
     kept = snapshot.kept + (snapshot.every > 1 and waits(trial))
-    return kept * (3 * weight_bytes(trial) + branch_bytes(trial)) if is_here and goes_back(trial) else 0
+    of_one = (3 + older_weights(trial)) * weight_bytes(trial) + branch_bytes(trial)
+    return kept * of_one if is_here and goes_back(trial) else 0
 
 
 def weight_bytes(trial: Trial) -> int:
@@ -310,7 +325,9 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
     Matrix products at a fixed rate plus passes over activations at a fixed bandwidth; both constants were fitted on
     two cores of a 2023 Xeon and are within a factor of two there. For CUDA they are a guess from data sheets.
     """
-    passes = 4 / 3 if trial.train.checkpointing else 1  # a forward pass is a third of a step
+    passes = 4 / 3 if trial.train.checkpointing else 1.0  # a forward pass is a third of a step
+    if is_policy(trial):
+        passes += ROLLOUT_STEPS / trial.section("policy").updates
     tokens = trial.train.batch * trial.model.context
     return passes * tokens * _token_seconds(trial.model, trial.data.vocabulary, branches_of(trial), device)
 

@@ -180,6 +180,19 @@ WATCHED: Fields = {  # by every detector that has what it watches, with windows 
     "detect.update_norm": {"window": 4, "sigma": 1.0},
     "detect.attention_growth": {"window": 4, "growth": 1.1},
 }
+REWARDED: Fields = {"objective": {"name": "policy"}, "batch": 4, "policy.count": {"token": 3}}
+POLICY = {"reward": "count", "group": 2}
+POLICIES: dict[str, Fields] = {
+    "plain": {"policy": tuple({**POLICY, "beta": beta, "clip_high": high} for beta, high in ((0.1, 0.2), (0.0, None)))},
+    "a sampler apart": {
+        "policy": {
+            **{**POLICY, "sampler_noise": 0.5, "sampler_lag": 1, "sampler_temperature": 1.1, "end": 5, "entropy": 0.01},
+            **{"correction": "token_truncate", "mean": "sequences", "kl_in": "reward", "kl": "k1", "beta": 0.1},
+            **{"beta_schedule": "adaptive", "sharpness": 2.0},
+        },
+    },
+}
+
 FEATURES: dict[str, Fields] = {
     **OTHERS,
     "detectors": WATCHED,
@@ -193,6 +206,7 @@ FEATURES: dict[str, Fields] = {
     **named("screen", SCREENS, **LOADED),
     **named("growth", GROWTHS, **LOADED),
     **named("optimizer", {name: {"name": name} | OPTIONS.get(name, {}) for name in OPTIMIZERS}),
+    **named("policy", POLICIES, **REWARDED),
 }
 
 SWIGLU = {"activation": "swiglu", "expansion": 4}

@@ -37,7 +37,8 @@ def ruin(tensors: Mapping[str, Tensor]) -> None:
 # --- 1: control equals nothing --------------------------------------------------------------------------------------
 
 
-SITES = [site for site in Site if site not in (Site.BEFORE_UPDATE, Site.LOSS_SCALE)]
+OF_OTHERS = (Site.BEFORE_UPDATE, Site.LOSS_SCALE, Site.SAMPLER_WEIGHT, Site.REWARD, Site.ADVANTAGE)
+SITES = [site for site in Site if site not in OF_OTHERS]  # those of policies: tests/injectors/test_rewards.py
 
 
 @cache

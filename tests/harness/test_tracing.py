@@ -31,17 +31,18 @@ LATER = (6, 7)  # where batches have grown
 # backward passes that torch does not list there. Sums of floats are ours: torch cuts them by how many there are.
 # `_index_put_impl_` is the backward pass of the embedding, which sorts, so that ids add up in their tokens' order.
 OPERATIONS = """
-    _conj _index_put_impl_ _log_softmax _safe_softmax _softmax _softmax_backward_data _to_copy _unsafe_view abs add add_
-    alias all amax amin any arange argmax argmin baddbmm bitwise_and bitwise_and_ bitwise_not bitwise_or bitwise_or_
-    bitwise_xor bitwise_xor_ bmm cat clamp clamp_ clamp_min clone copy_ cos detach diagonal div div_ embedding empty eq
-    exp exp_ eye expand fill_ floor_divide fmax full full_like gather ge gelu gelu_backward gt gt_ index index_select
-    isinf isnan le linalg_vector_norm log logical_and_ logical_or_ lt masked_fill_ max maximum minimum mul mul_
-    native_layer_norm native_layer_norm_backward ne neg neg_ new_empty new_zeros ones ones_like permute pow pow_
-    promote_types reciprocal reciprocal_ relu remainder round rsqrt_ rsub scalar_tensor searchsorted select sigmoid sign
-    silu silu_backward slice sort split split_with_sizes sqrt sqrt_ squeeze stack sub sub_ sum tanh threshold_backward
-    topk transpose tril unbind unfold unsqueeze view view_as_complex view_as_real where zeros zeros_like __rshift__
-    adamw powers add_up add_columns scale log_likelihood likelihood_backward split_heads join_heads turn_heads normed
-    normed_backward add_blocks attended attended_backward scores scores_backward mixed_by mixed_by_backward
+    _conj _index_put_impl_ _log_softmax _safe_softmax _softmax _softmax_backward_data _to_copy _unsafe_view abs add
+    add_ alias all amax amin any arange argmax argmin baddbmm bitwise_and bitwise_and_ bitwise_not bitwise_or
+    bitwise_or_ bitwise_xor bitwise_xor_ bmm cat clamp clamp_ clamp_min clone copy_ cos detach diagonal div div_
+    embedding empty eq exp exp_ eye expand fill_ floor_divide fmax full full_like gather ge gelu gelu_backward gt
+    gt_ index index_select isinf isnan le linalg_vector_norm log logical_and logical_and_ logical_or_ lt
+    masked_fill_ max maximum minimum mul mul_ native_layer_norm native_layer_norm_backward ne neg neg_ new_empty
+    new_zeros ones ones_like permute pow pow_ promote_types reciprocal reciprocal_ relu remainder round rsqrt_ rsub
+    scalar_tensor searchsorted select select_backward sigmoid sign slice_backward silu silu_backward slice sort
+    split split_with_sizes sqrt sqrt_ squeeze stack sub sub_ sum tanh threshold_backward topk transpose tril unbind
+    unfold unsqueeze view view_as_complex view_as_real where zeros zeros_like __rshift__ adamw powers add_up
+    add_columns scale log_likelihood likelihood_backward split_heads join_heads turn_heads normed normed_backward
+    add_blocks attended attended_backward scores scores_backward mixed_by mixed_by_backward
 """
 ALLOWED = frozenset(OPERATIONS.split())
 SUMS = {"sum", "linalg_vector_norm"}  # of whole numbers and truth values; and the norm that is the largest element

@@ -6,13 +6,16 @@ from functools import cache
 
 from harness.config import Fault
 from harness.testing.faults import START
-from injectors.value import SITES
+from injectors import value
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
 
 NEEDED = {"schedule_offset": ["fault.offset=-2"]}
 SPECIAL = {"none", "replay"}  # `replay` does what another fault did: it is tested for each of them
 OF_EXPERTS = {"late_routing", "lost_expert", "one_expert", "swapped_experts", "wrong_expert"}  # in test_routing.py
+OF_POLICIES = {"late_reward", "shifted_advantage", "flipped_reward", "stuck_reward", "sampler_bit"}
+"""In test_rewards.py."""
+SITES = tuple(site for site in value.SITES if site not in value.OF_POLICIES)
 OF_EXPERTS |= {"large_expert"}  # a value that is scaled, of a tensor that others lack
 
 
@@ -33,5 +36,5 @@ def fault(case: str) -> Fault:
 
 def cases() -> list[str]:
     """All options of `fault`, and a bit flip at every site."""
-    options = sorted(set(config_loader().get_group_options("fault")) - SPECIAL - OF_EXPERTS)
+    options = sorted(set(config_loader().get_group_options("fault")) - SPECIAL - OF_EXPERTS - OF_POLICIES)
     return [*options, *(f"value at {site}" for site in SITES)]

@@ -16,8 +16,7 @@ from harness.objectives.outcome import NON_FINITE
 from harness.testing import engine
 from harness.testing.faults import FaultPromises, train_told
 from injectors.replay import Replay, record_of
-from injectors.value import SITES
-from tests.injectors.faults import cases, fault
+from tests.injectors.faults import SITES, cases, fault
 
 CASES = cases()
 NUMBER = {case: number for number, case in enumerate(CASES)}

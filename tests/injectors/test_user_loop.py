@@ -17,8 +17,8 @@ from harness.config import ConfigError
 from harness.testing import engine
 from harness.training.sites import AT_TAPS, Site
 from injectors import Armed, Facts, facts_of, fault_types
-from injectors.value import SITES, Value
-from tests.injectors.faults import OF_EXPERTS
+from injectors.value import Value
+from tests.injectors.faults import OF_EXPERTS, OF_POLICIES, SITES
 from tests.injectors.spies import STEPS, TOKENS, differing, trial, words
 
 ROOT = Path(__file__).parent.parent.parent
@@ -85,7 +85,7 @@ def test_the_facts_of_a_trial_are_those_of_its_model():
 
 
 def cases() -> list[tuple[str, str]]:
-    kinds = sorted(set(fault_types()) - {"none", "replay"} - OF_EXPERTS)  # where tokens go is in no run of one's own
+    kinds = sorted(set(fault_types()) - {"none", "replay"} - OF_EXPERTS - OF_POLICIES)  # in no run of one's own
     return [(kind, "") for kind in kinds] + [("value", site) for site in SITES]
 
 

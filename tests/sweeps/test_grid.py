@@ -22,7 +22,7 @@ from injectors.batch import RareTokens
 from injectors.value import Value
 from sweeps.compose.arguments import expand
 from sweeps.compose.hydra_calls import FOLDER
-from tests.injectors.faults import OF_EXPERTS
+from tests.injectors.faults import OF_EXPERTS, OF_POLICIES
 from tests.sweeps import command
 
 
@@ -375,6 +375,7 @@ def test_every_field_changes_the_id() -> None:
 def test_round_trip_through_the_store(kind: str) -> None:
     faulty = () if kind == "none" else ("fault.start=3", "fault.duration=2", "fault.seed=9")
     of_model = ["block.channel_mixer=moe"] if kind in OF_EXPERTS else ["mitigation=mup"]
+    of_model = ["objective.name=policy"] if kind in OF_POLICIES else of_model
     trial = command.composer().trial(
         [f"fault={kind}", "optim.lr=0.1", "model.feedforward=24", "train.ranks=2", *of_model, *faulty]
     )

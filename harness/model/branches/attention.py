@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.config import Model, Trial, shown
 from harness.model import sums
-from harness.model.attention import Limits, attend, rotate_both, split_and_rotate, split_heads
+from harness.model.attention import Limits, attend, rotate_both, rotate_from, split_and_rotate, split_heads
 from harness.model.branches.base import Branch
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.layers import kept_by_norms, sigmoid
@@ -130,6 +130,8 @@ class Attention(Branch):
             query, key = tools.norm(f"{name}.query_norm", query), tools.norm(f"{name}.key_norm", key)
             qkv = torch.cat([precision(query), precision(key), value], -1)
         q, k, v = self._heads(tools, name, qkv, context)
+        if tools.key_values is not None:
+            k, v = tools.key_values.extended(name, k, v)
         zeta = tools.switched("soft_clip_high", 5)
         limits = Limits(
             tools.switched("attention_temperature", 5),
@@ -157,7 +159,9 @@ class Attention(Branch):
         """Queries, keys and values: split, and turned at once where nothing looks at queries and keys before that."""
         c, heads = self.model, self.model.width // self.model.head_dim
         turns, is_normed = c.positions == "rotary", c.qk_norm and c.qk_norm_over == "head"
-        if turns and not is_normed and f"{name}.query" not in tools.taps and f"{name}.key" not in tools.taps:
+        cached = tools.key_values
+        is_watched = f"{name}.query" in tools.taps or f"{name}.key" in tools.taps
+        if cached is None and turns and not is_normed and not is_watched:
             q, k, v = split_and_rotate(qkv, context, heads, c.rotary_base, tools.dtype)
             return q, k, tools.tap(f"{name}.value", self._normed_value(tools, name, v))
         q, k, v = split_heads(qkv, context, heads)
@@ -166,7 +170,9 @@ class Attention(Branch):
             k = tools.precision(tools.norm(f"{name}.key_norm", k))
         v = self._normed_value(tools, name, v)
         q, k, v = (tools.tap(f"{name}.{part}", x) for part, x in (("query", q), ("key", k), ("value", v)))
-        if turns:
+        if turns and cached is not None:
+            q, k = (rotate_from(x, cached.read, c.context, c.rotary_base, tools.dtype) for x in (q, k))
+        elif turns:
             q, k = rotate_both(q, k, c.rotary_base, tools.dtype)
         return q, k, v
 

@@ -1,0 +1,324 @@
+"""Rollouts of a pack: completions that each row samples, what they are worth, and what of them the row keeps.
+
+What is kept is state of the row, [R, ...] each: so forks, snapshots, roll-backs, twins and checkpoints have it. A row
+samples at its own steps; the others keep what they have. Rows pass through the model in the pack's own parts, and
+nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from harness.basics.devices import sent
+from harness.config import Trial, sections
+from harness.config.names import Site
+from harness.model import sums
+from harness.model.gpt import GPT
+from harness.model.key_values import KeyValues, may_read_alone
+from harness.model.layers import for_each_trial
+from harness.model.parameters import Views
+from harness.model.precision import precision_of
+from harness.model.state import Rows, State
+from harness.policy.advantages import advantages, spread
+from harness.policy.losses import penalties
+from harness.policy.measures import MEASURES, ScoredTokens, measured
+from harness.policy.penalty import PenaltyConstant
+from harness.policy.probabilities import TokenScores, token_scores
+from harness.policy.rows import PassingRows, SiteStrikes
+from harness.policy.sampling import NOISE, TEXT, drawn, streams_of, uniforms
+from harness.rewards.base import cumulated
+from harness.rewards.table import REWARDS
+
+SAME = "same"  # the sampler's format: that of the trainer
+
+
+class Rollouts:
+    """Of a pack whose objective is a policy. `here` are the trials of its rows as it is made, `planned` all."""
+
+    def __init__(self, planned: Sequence[Trial], here: Sequence[Trial], model: GPT, weights: Rows, state: State):
+        first, device, dtype = here[0], weights.used.device, weights.used.dtype
+        self.options, self._planned, self._model = first.section("policy"), planned, model
+        self.prompt, self._sequences = prompt_tokens(first), first.train.sequences
+        self._device, self._dtype, self._layout = device, dtype, model.layout
+        rows, batch, length = len(here), first.train.batch, first.model.context + 1
+        vocabulary = model.layout.by_name["embedding"].shape[0]
+        self.reward = REWARDS[self.options.reward](vocabulary, device)
+        self._reads_alone = may_read_alone(first, device)
+        self._start, self._start_of = weights.used.clone(), {t.golden.id: row for row, t in enumerate(here)}
+        sampler = first.train if self.options.sampler == SAME else replace(first.train, precision=self.options.sampler)
+        self._sampler = model.other(precision_of(sampler, device))
+        self._trainer, self._reference = model.other(), model.other()  # with taps that nobody reads
+
+        def kept(name: str, *shape: int, dtype: torch.dtype = dtype) -> Rows:
+            return state.add(f"rollout_{name}", torch.zeros((rows, *shape), dtype=dtype, device=device))
+
+        self._tokens = kept("tokens", batch, length, dtype=torch.int32)
+        of_tokens = batch, length - self.prompt
+        self._old, self._behaviour, self._of_reference = (
+            kept(name, *of_tokens) for name in ("old", "behaviour", "reference")
+        )
+        self._quality, self._advantages = (kept(name, batch) for name in ("quality", "advantages"))
+        self._measures = kept("measures", len(MEASURES), dtype=torch.float64)
+        self._usual = kept("start_quality", 2, dtype=torch.float64)  # median, and spread of what is made of it
+        lag = self.options.sampler_lag
+        ring = weights.used[:, None].expand(-1, lag, -1).clone()
+        self._ring = state.add("sampler_weights", ring) if lag else None
+        self.penalty = PenaltyConstant(here, dtype, device, state)
+
+    def bind(self, trials: Sequence[Trial], numbers: Sequence[int]) -> None:
+        """Work on these rows from now on: their trials, and their numbers in the pack as planned."""
+        self._trials, options = trials, [trial.section("policy") for trial in trials]
+        self._starts = [self._start_of[self._planned[number].golden.id] for number in numbers]
+        self._parts: Sequence[slice] = ()
+        self.penalty.bind(trials)
+        name = f"policy.{self.options.reward}"
+        self.reward.bind([trial.section(name) if name in sections() else None for trial in trials])
+        self._seeds = [trial.seeds["data"] for trial in trials]
+
+        def column(field: str) -> Tensor:
+            values = [getattr(one, field) or 0.0 for one in options]
+            return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+        self.temperature = column("temperature").to(self._dtype)[:, None, None, None]
+        self._of_sampling = self.temperature
+        if self.options.sampler_temperature is not None:
+            self._of_sampling = self.temperature * column("sampler_temperature").to(self._dtype)[:, None, None, None]
+        self._noise = None
+        if self.options.sampler_noise is not None:
+            self._noise = column("sampler_noise").to(self._dtype)[:, None, None] * 3**0.5
+        self._sharpness = None if self.options.sharpness is None else column("sharpness")
+        is_other = self.options.sampler != SAME or self._ring is not None
+        self._is_apart = is_other or self._noise is not None or self._of_sampling is not self.temperature
+
+    def _meet(self, rows: PassingRows) -> None:
+        """Let sampler and reference pass in the same parts as the model."""
+        if self._parts:
+            return
+        self._parts, self._of_sampler = rows.parts, torch.empty_like(rows.weights)
+        of = {self._sampler: self._of_sampler, self._reference: self._start[self._starts], self._trainer: rows.weights}
+        for model, weights in of.items():
+            model.bind(self._trials, rows.parts, weights, weights)
+
+    # --- what a row keeps --------------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> Tensor:
+        """Prompts and completions of each row's last rollout, int64 [R, B, P + T]."""
+        return self._tokens.used.long()
+
+    @property
+    def mask(self) -> Tensor:
+        """Which tokens of the completions count: up to the first one that ends it, [R, B, T]."""
+        return self.mask_of(self._tokens.used[:, :, self.prompt :])
+
+    def mask_of(self, completions_RxBxT: Tensor) -> Tensor:
+        """The same of these completions."""
+        if self.options.end is None:
+            return torch.ones_like(completions_RxBxT, dtype=torch.bool)
+        is_end = (completions_RxBxT == self.options.end).long()
+        counts: Tensor = cumulated(is_end) == is_end
+        return counts
+
+    @property
+    def old(self) -> Tensor:
+        """Log-probability of each token of the completions by the trainer, at the rollout, [R, B, T]."""
+        return self._old.used
+
+    @property
+    def behaviour(self) -> Tensor:
+        """The same by the sampler, [R, B, T]."""
+        return self._behaviour.used
+
+    @property
+    def reference(self) -> Tensor:
+        """The same by the reference, [R, B, T]."""
+        return self._of_reference.used
+
+    @property
+    def advantages(self) -> Tensor:
+        """Of each completion, [R, B]."""
+        return self._advantages.used
+
+    @property
+    def quality(self) -> Tensor:
+        """What each completion is worth, before sharpness, penalty and faults, [R, B]."""
+        return self._quality.used
+
+    @property
+    def measures(self) -> Tensor:
+        """Of the last rollout, float64 [R, n], in the order of `MEASURES`."""
+        return self._measures.used
+
+    # --- a rollout ---------------------------------------------------------------------------------------------------
+
+    def stand_at(self, steps: Sequence[int]) -> None:
+        """Be ready for a rollout of the rows that sample at these steps of theirs: what the host knows of it."""
+        every = self.options.updates
+        self._due = [step % every == 0 for step in steps]
+        if not any(self._due):
+            return
+        self._is_due = None if all(self._due) else sent(torch.tensor(self._due), self._device)
+        places = [TEXT] if self._noise is None else [TEXT, *(f"{NOISE} {i}" for i in range(self._old.used.shape[2]))]
+        streams = streams_of(self._seeds, [step // every for step in steps], places)
+        self._streams = sent(streams, self._device)
+
+    def roll_out(self, prompts_RxBxxx: Tensor, passing: PassingRows, strike: SiteStrikes) -> None:
+        """New completions for the rows that are there, and at a step at which they sample.
+
+        Args:
+            prompts_RxBxxx: Sequences [R, B, P + T] that begin with the prompts; the rest is not read.
+            passing: The rows.
+            strike: Injectors at REWARD, ADVANTAGE and SAMPLER_WEIGHT.
+        """
+        due = self._due
+        if not any(due):
+            return
+        self._meet(passing)
+        where = passing.here if self._is_due is None else passing.here & self._is_due
+        self._know_sampler(passing.weights, where, strike)
+        is_struck = strike.is_due(Site.SAMPLER_WEIGHT)
+        tokens, scored = prompts_RxBxxx.clone(), ScoredTokens(self.old)
+        with torch.no_grad():
+            for rows in passing.parts:
+                if any(due[rows]):
+                    self._complete(tokens, rows)
+                    self._score(tokens, scored, rows, is_struck)
+        self._judge(tokens, scored, where, strike)
+
+    def _know_sampler(self, current_RxP: Tensor, where_R: Tensor, strike: SiteStrikes) -> None:
+        """The sampler has the weights of now, or of so many rollouts ago, and what strikes them."""
+        if self._ring is None:
+            self._of_sampler.copy_(current_RxP)
+        else:
+            ring = self._ring.used
+            slots = torch.arange(ring.shape[1], device=self._device)
+            place = self._model.at // self.options.updates % ring.shape[1]
+            self._of_sampler.copy_(ring[torch.arange(len(ring), device=self._device), place])
+            is_place = (place[:, None] == slots) & where_R[:, None]
+            torch.where(is_place[..., None], current_RxP[:, None], ring, out=ring)
+        flat, layout = self._of_sampler, self._layout
+        strike(Site.SAMPLER_WEIGHT, lambda row: Views(layout, {"": flat[row : row + 1]}))
+        for model in (self._sampler, self._reference, self._trainer):
+            model.stand_with(self._model)
+        self._sampler.router_bias = self._trainer.router_bias = self._model.router_bias
+
+    def _complete(self, tokens_RxBxxx: Tensor, rows: slice) -> None:
+        """Sample the completions of these rows into their places, token by token."""
+        batch, length = tokens_RxBxxx.shape[1:]
+        temperature = self._of_sampling[rows][..., 0]
+        chances = uniforms(self._streams[0, rows], (batch, length - self.prompt))
+        for first in range(0, batch, self._sequences):
+            piece = tokens_RxBxxx[rows, first : first + self._sequences]
+            chosen = chances[:, first : first + self._sequences]
+            ended = torch.zeros_like(piece[:, :, 0], dtype=torch.bool)
+            cached = KeyValues() if self._reads_alone else None
+            for place in range(self.prompt, length):
+                first_new = place - 1 if cached is not None and place > self.prompt else 0
+                logits = self._sampler.last_logits(piece[:, :, first_new:place], rows, cached)
+                logits = self._noisy(logits, rows, place - self.prompt, first, batch) / temperature
+                token = drawn(logits, chosen[:, :, place - self.prompt])
+                if self.options.end is not None:
+                    token = torch.where(ended, self.options.end, token)
+                    ended |= token == self.options.end
+                piece[:, :, place] = token
+
+    def _noisy(self, logits_rxbxV: Tensor, rows: slice, place: int, first: int, batch: int) -> Tensor:
+        """Logits of the sequences from `first` on for one token, with the sampler's noise, if it has some."""
+        if self._noise is None:
+            return logits_rxbxV
+        count, vocabulary = logits_rxbxV.shape[1:]
+        drawn_noise = uniforms(self._streams[1 + place, rows], (batch, vocabulary))
+        noise = (2 * drawn_noise[:, first : first + count] - 1).to(logits_rxbxV.dtype)
+        width = self._noise[rows]
+        return torch.where(width == 0, logits_rxbxV, logits_rxbxV + width * noise)
+
+    def _score(self, tokens_RxBxxx: Tensor, scored: ScoredTokens, rows: slice, is_struck: bool) -> None:
+        """What trainer, sampler and reference say of the completions of these rows."""
+        batch = tokens_RxBxxx.shape[1]
+        for first in range(0, batch, self._sequences):
+            here = rows, slice(first, first + self._sequences)
+            piece = tokens_RxBxxx[here]
+            old = self.scores(self._trainer, piece, rows)
+            reference = self.scores(self._reference, piece, rows).log_probability
+            behaviour = old.log_probability
+            if self._is_apart or is_struck:
+                logits = self.logits(self._sampler, piece, rows)
+                if self._noise is not None:
+                    places = [self._noisy(logits[:, :, i], rows, i, first, batch) for i in range(logits.shape[2])]
+                    logits = torch.stack(places, 2)
+                behaviour = self._scored(logits / self._of_sampling[rows], piece).log_probability
+            scored.old[here], scored.behaviour[here], scored.reference[here] = (
+                old.log_probability,
+                behaviour,
+                reference,
+            )
+            scored.entropy[here] = old.entropy
+            scored.k3[here] = penalties("k3", old.log_probability, reference)
+
+    def logits(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice) -> Tensor:
+        """Those by which each token of the completions is chosen, [r, b, T, V]."""
+        batch, length = tokens_rxbxxx.shape[1:]
+        logits = model(tokens_rxbxxx[:, :, :-1], rows).unflatten(1, (batch, length - 1))
+        of_completions: Tensor = logits[:, :, self.prompt - 1 :]
+        return of_completions
+
+    def scores(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice) -> TokenScores:
+        """What a model says of each token of the completions, at the trainer's temperature, [r, b, T] each."""
+        return self._scored(self.logits(model, tokens_rxbxxx, rows) / self.temperature[rows], tokens_rxbxxx)
+
+    def _scored(self, logits_rxbxTxV: Tensor, tokens_rxbxxx: Tensor) -> TokenScores:
+        completions = tokens_rxbxxx[:, :, self.prompt :]
+        scores = token_scores(logits_rxbxTxV.flatten(1, 2).contiguous(), completions.flatten(1))
+        return TokenScores(*(x.view(completions.shape) for x in scores))
+
+    def _judge(self, tokens_RxBxxx: Tensor, scored: ScoredTokens, where_R: Tensor, strike: SiteStrikes) -> None:
+        """Reward the completions, and keep all of it in the rows where that is due."""
+        prompts, completions = tokens_RxBxxx[:, :, : self.prompt], tokens_RxBxxx[:, :, self.prompt :]
+        mask, options = self.mask_of(completions), self.options
+        quality = self.reward.quality(prompts, completions, mask)
+        rewards = self._sharpened(quality, where_R).to(self._dtype)
+        strike(Site.REWARD, lambda row: {"reward": rewards[row]})
+        shown = rewards
+        if options.kl_in == "reward" and options.beta is not None:
+            apart = penalties(options.kl, scored.old, scored.reference)
+            beta = self.penalty.at(self._model.at)
+            rewards = rewards - beta[:, None] * sums.total(torch.where(mask, apart, 0.0))
+        gains = advantages(rewards.double(), options.group, options.baseline, options.scale).to(self._dtype)
+        strike(Site.ADVANTAGE, lambda row: {"advantage": gains[row]})
+        numbers = measured(quality, shown, options.group, completions, mask, scored)
+        self.penalty.adapt(numbers[:, MEASURES.index("reference_kl")], where_R)
+        for rows, values in (
+            *((self._tokens, tokens_RxBxxx.int()), (self._old, scored.old), (self._behaviour, scored.behaviour)),
+            *((self._of_reference, scored.reference), (self._quality, quality.to(self._dtype))),
+            *((self._advantages, gains), (self._measures, numbers)),
+        ):
+            is_new = where_R.view(-1, *[1] * (values.dim() - 1))
+            torch.where(is_new, values, rows.used, out=rows.used)
+
+    def _sharpened(self, quality_RxB: Tensor, where_R: Tensor) -> Tensor:
+        """sigmoid(s (q - q_0)), of unit spread over what the start policy samples, float64 [R, B].
+
+        q_0 is the median of what it samples; where that has no spread, nothing is divided.
+        """
+        if self._sharpness is None:
+            return quality_RxB
+        at_start = (where_R & (self._model.at == 0))[:, None]
+        middle = quality_RxB.sort(-1).values[:, quality_RxB.shape[1] // 2]
+        middle = torch.where(at_start[:, 0], middle, self._usual.used[:, 0])
+        sharp = self._sharpness[:, None] * (quality_RxB - middle[:, None])
+        sharp = for_each_trial(torch.sigmoid, sharp)
+        width = spread(sharp)
+        width = torch.where(width == 0, 1.0, width)
+        usual = torch.stack((middle, torch.where(at_start[:, 0], width, self._usual.used[:, 1])), 1)
+        self._usual.used.copy_(usual)
+        return sharp / usual[:, 1:]
+
+
+def prompt_tokens(trial: Trial) -> int:
+    """P: the tokens of a prompt; the rest of `model.context` + 1 are those of its completion."""
+    given: int | None = trial.section("policy").prompt
+    return max(1, trial.model.context // 4) if given is None else given
