@@ -14,7 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)])
-GENERATED = {ROOT / "docs" / "reference" / f"{name}.md" for name in ("commands", "keys", "dataset", "figures", "errors")}
+GENERATED = {
+    ROOT / "docs" / "reference" / f"{name}.md" for name in ("commands", "keys", "dataset", "figures", "errors")
+}
 GENERATED |= {ROOT / "docs" / "tutorials" / "index.rst"}  # when the site is built
 PAGES = [page for page in PAGES if page not in GENERATED]
 TEXTS = [*PAGES, *(ROOT / "sweeps" / "conf").rglob("*.yaml")]
@@ -31,7 +33,9 @@ def anchors(page: Path) -> set[str]:
     """Of its headings, as hosts of code and the site make them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#{1,6} (.+)$", text, flags=re.MULTILINE)
-    plain = [re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-") for heading in headings]
+    plain = [
+        re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-") for heading in headings
+    ]
     return set(plain)
 
 
@@ -61,7 +65,10 @@ def test_outside_links_have_a_form_that_can_be_right() -> None:
             parts = urllib.parse.urlsplit(address)
             if parts.hostname is None or parts.hostname == LOOPBACK or "{" in address:
                 continue  # a pattern, or this machine
-            assert parts.scheme == "https" and re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.hostname), (named(file), address)
+            assert parts.scheme == "https" and re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.hostname), (
+                named(file),
+                address,
+            )
             assert address[-1] not in ".,;:", (named(file), address)
             forms[re.sub(r"^www\.", "", parts.netloc), parts.path.rstrip("/"), parts.query].add(address)
     assert forms and not [sorted(same) for same in forms.values() if len(same) > 1]
