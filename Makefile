@@ -43,7 +43,7 @@ docs: install
 
 # Whether outside links of the site answer: needs a network, and so is no part of `make test`.
 linkcheck: install
-	$(BIN)/sphinx-build --quiet --keep-going --builder linkcheck --define sphinx_gallery_conf.plot_gallery=0 docs docs/_build/linkcheck
+	$(BIN)/sphinx-build --quiet --keep-going --builder linkcheck --define plot_gallery=0 docs docs/_build/linkcheck
 
 # Three files of tests at a time, some of which wait for processes, and beside them the tests that wait for Slurm.
 # Hundreds of processes load the project: what is compiled is kept.
