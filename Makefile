@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install docs quickstart picture tables check test fuzz lint benchmark slurm browser gpu gpu-wheels gpu-figure
+.PHONY: install docs linkcheck quickstart picture tables check test fuzz lint benchmark slurm browser gpu gpu-wheels gpu-figure
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -40,6 +40,10 @@ tables: install
 docs: install
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+# Whether outside links of the site answer: needs a network, and so is no part of `make test`.
+linkcheck: install
+	$(BIN)/sphinx-build --quiet --keep-going --builder linkcheck --define plot_gallery=0 docs docs/_build/linkcheck
 
 # Three files of tests at a time, some of which wait for processes, and beside them the tests that wait for Slurm.
 # Hundreds of processes load the project: what is compiled is kept.

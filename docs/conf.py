@@ -41,6 +41,7 @@ suppress_warnings = ["config.cache"]  # the gallery's configuration has function
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True
+linkcheck_ignore = [r"http://127\.0\.0\.1:.*"]  # the address of `watch`, in an example
 default_role = "code"  # a word in single backticks is one of code
 
 html_theme = "pydata_sphinx_theme"

@@ -73,7 +73,7 @@ class RandomTokens(BatchFault):
 
 @dataclass(frozen=True)
 class Repetition(BatchFault):
-    """Sequences that degenerate into one short pattern of the text, repeated (Walsh et al. 2024, arXiv 2501.00656).
+    """Sequences that degenerate into one short pattern of the text, repeated (Walsh et al. 2025, arXiv 2501.00656).
 
     The first `length` tokens of each sequence repeat the `pattern` tokens that stand at its start.
     """
@@ -100,7 +100,7 @@ class Repetition(BatchFault):
 class LongDocument(BatchFault):
     """One over-long stretch of text fills the struck batches: each sequence goes on where the one before it ended.
 
-    Cf. Li et al. 2022, arXiv 2108.06084.
+    Cf. Li et al. 2021, arXiv 2108.06084.
     """
 
     kind: str = "long_document"

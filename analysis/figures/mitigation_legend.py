@@ -78,13 +78,13 @@ def entries_of(cells: Collection[str], has_told: bool) -> list[LegendEntry]:
         LegendEntry(NUMBER, "the baseline", {"facecolor": "white", **BASELINE_EDGE}, "bold", TOLD),
         LegendEntry(
             NUMBER,
-            "pale, grey: the interval includes no change, or there is none",
+            "pale, grey: no change can be told, or there is no interval",
             {"facecolor": pale(blue), **CELL_EDGE},
         ),
     ]
     if has_told:
         bold = {"facecolor": blue, **CELL_EDGE}
-        found.append(LegendEntry(NUMBER, "bold: the interval excludes no change", bold, "bold", TOLD))
+        found.append(LegendEntry(NUMBER, "bold: a change (95% interval)", bold, "bold", TOLD))
     if NOTHING in cells:
         found.append(LegendEntry(NOTHING, "not measured", MISSING))
     signs = {sign for cell in cells for sign in cell}

@@ -61,8 +61,8 @@ def mitigation_map(results: Results) -> Drawing:
 
     Colour is the change against the baseline in the same column, from worse (red) over none (white) to better (blue).
     The change that has the full colour is written over each metric: three quarters of the changes that the intervals
-    tell from none are not larger. A cell is pale and its number grey where the interval includes no change or there is
-    no interval; where it excludes it, the number is bold. What was not measured is a dash on grey. Of more than 6
+    tell from none are not larger. A cell is pale and its number grey where no change can be told or there is no
+    interval; where one can, the number is bold. What was not measured is a dash on grey. Of more than 6
     columns a metric 6 are drawn, evenly spaced in their order, and of more than 150 mitigations the first.
     """
     comparison = results.comparison

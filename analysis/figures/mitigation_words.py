@@ -28,7 +28,7 @@ class Cell:
 
     value: str
     change: str = ""
-    verdict: str = ""  # "better" or "worse", if the interval excludes no change
+    verdict: str = ""  # "better" or "worse", if the interval leaves out "no change"
 
 
 def value_words(row: pd.Series, name: str) -> str:
@@ -134,7 +134,7 @@ def told_share(comparison: Comparison) -> str:
     total = sum(int(comparison.table[f"{name}_change_low"].notna().sum()) for name in comparison.metrics)
     if not total:
         return ""
-    return f"{told} of {count(total, 'comparison')} with the baseline have a 95% interval that excludes no change."
+    return f"{told} of {count(total, 'comparison')} with the baseline show a change (95% interval)."
 
 
 def _moved(comparison: Comparison, metric: str, rows: pd.DataFrame) -> str:
@@ -153,7 +153,8 @@ def _moved(comparison: Comparison, metric: str, rows: pd.DataFrame) -> str:
             named += [f"{len(order) - MOST_NAMED} more"] if len(order) > MOST_NAMED else []
             parts.append(f"{verb} by {'; '.join(named)}")
     if not parts:
-        return f"no difference to the baseline can be told for any of {count(len(rows), 'mitigation')}"
+        these = rows["mitigation"].iloc[0] if len(rows) == 1 else f"any of {count(len(rows), 'mitigation')}"
+        return f"no difference to the baseline can be told for {these}"
     rest = int((~told).sum())
     parts += [f"no difference can be told for {count(rest, 'other')}"] if rest else []
     return ". ".join([parts[0], *(part[0].upper() + part[1:] for part in parts[1:])])
@@ -181,6 +182,6 @@ def coverage(comparison: Comparison) -> str:
     often = {2: ", which miss the truth half of the time", 3: ", which miss the truth a quarter of the time"}
     return (
         f"Intervals are 95%: of means Student's t over {seeds} seeds and the held-out text, of medians and of losses "
-        f"that are infinite bootstraps over seeds{often.get(seeds, '')}. Some exclude no change by chance, and all "
+        f"that are infinite bootstraps over seeds{often.get(seeds, '')}. Some show a change by chance, and all "
         f"share the baseline's runs: look for what agrees across widths.{mark}"
     )

@@ -69,7 +69,7 @@ class Comparison:
         return self.table.groupby(self.axes[1:], dropna=False).ngroup()
 
     def is_told(self, metric: str) -> pd.Series:
-        """For which rows the interval of the change excludes no change, and every one in the metric's band."""
+        """For which rows the interval of the change leaves out "no change" and every change in the metric's band."""
         kind = self.metrics[metric]
         smallest, largest = (1 / kind.band, kind.band) if kind.is_ratio else (0.0, 0.0)
         return (self.table[f"{metric}_change_low"] > largest) | (self.table[f"{metric}_change_high"] < smallest)

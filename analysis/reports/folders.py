@@ -16,6 +16,7 @@ from harness.config.fields import shown
 
 UNITS = "final validation loss in nat/token, mean over seeds; change: other - one, with its 95% interval"
 MOST_CELLS = 60  # of a figure
+ENDED = ("pairs", "healthy_one", "healthy_other")
 
 
 def told_comparison(one: Path, other: Path, figure: Path | None = None) -> list[str]:
@@ -33,6 +34,8 @@ def told_comparison(one: Path, other: Path, figure: Path | None = None) -> list[
     lines += [f"  trained by {name}: {first} and {second}" for name, (first, second) in found.trained_by.items()]
     lines += ["", f"{UNITS}:", *table_lines(found.table, 4), ""]
     lines.append(_summed(found.table))
+    pairs, one_trained, other_trained = (int(found.table[name].sum()) for name in ENDED)
+    lines.append(f"Of {count(pairs, 'pair')} {one_trained} trained in one folder and {other_trained} in the other.")
     for folder, number in zip(("one", "other"), found.alone, strict=True):
         if number:
             lines.append(f"Note: {count(number, 'trial')} of {folder} without a partner, left out.")

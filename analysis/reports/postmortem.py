@@ -119,7 +119,11 @@ def _write(
     head |= {"steps": f"{diagnosis.evidence.begin} to {incident.last}", "class": kind}
     said = verdict(incident, diagnosis.finding)
     page = {"title": f"Post-mortem of trial {trial}", "verdict": said, "head": head, "sections": sections}
-    words = [f"Trial {trial}, steps {head['steps']}: type {kind}.", f"Cause: {diagnosis.finding.reason}"]
+    number, fate = SEVERITY[incident.outcome].split()
+    words = [
+        f"Trial {trial}, steps {head['steps']}: {fate} (type {number}), {diagnosis.finding.cause}.",
+        f"Cause: {diagnosis.finding.reason}",
+    ]
     if incident.batches:
         words.append("No signal says so for sure: the batch does, which is unlike the others of the run.")
     elif not incident.is_sure:

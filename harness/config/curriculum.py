@@ -1,6 +1,6 @@
 """How large the batches of a run are, step by step, where sequences or batches grow over its first steps.
 
-Sequences grow as in Li, Zhang & He 2022 (arXiv 2108.06084): length_t = start + (context - start) min(t / steps, 1),
+Sequences grow as in Li, Zhang & He 2021 (arXiv 2108.06084): length_t = start + (context - start) min(t / steps, 1),
 rounded down, and to a multiple of 8 where start and context are such multiples. Batches grow likewise (Brown et al.
 2020, arXiv 2005.14165), in whole sequences a rank and micro-batch. A run is as long in tokens as it would be without
 growth, so it may take more steps. Both may grow at once; Li et al. advise against it, because either makes a step

@@ -1,7 +1,7 @@
 """Batch screening: sequences whose tokens are not those of the corpus are dropped before they train.
 
 PaLM skips the batches around a loss spike, though they are not bad as such (Chowdhery et al. 2022, arXiv 2204.02311,
-section 5.1); without text that repeats itself OLMo 2 saw fewer spikes (Walsh et al. 2024, arXiv 2501.00656, which masks
+section 5.1); without text that repeats itself OLMo 2 saw fewer spikes (Walsh et al. 2025, arXiv 2501.00656, which masks
 repeated n-grams). A sequence is scored as the data loader hands it out, T + 1 tokens long, so that a threshold means
 the same while sequences grow:
 

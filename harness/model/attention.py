@@ -169,7 +169,7 @@ def _scores(q: Tensor, k: Tensor, scale: float, precision: Precision, mask: Tens
 def _rounded_softmax(scores: Tensor, precision: Precision) -> WithBackward[Tensor]:
     """The softmax of someone who never leaves the format of matrix products: each step of it is rounded.
 
-    Micikevicius et al. 2017 (arXiv 1710.03740, section 3.3) ask for its arithmetic in float32 instead.
+    Micikevicius et al. 2018 (arXiv 1710.03740, section 3.3) ask for its arithmetic in float32 instead.
     """
 
     def backward(dshares: Tensor, shares: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Loss scaling, per trial: what half precision would lose of small gradients is lifted into its range.
 
-The arithmetic of torch.amp.GradScaler (Micikevicius et al. 2017, arXiv 1710.03740, section 3.2). The loss is multiplied
+The arithmetic of torch.amp.GradScaler (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2). The loss is multiplied
 by the scale before the backward pass, and gradients by its reciprocal after the mean over ranks. A dynamic scale is
 halved when a gradient is not finite, which costs the trial that step, and doubled after so many clean steps in a row.
 """

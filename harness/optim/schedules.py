@@ -1,7 +1,7 @@
 """Learning rates of every step, per trial: linear warm-up to the peak, then one of the shapes in `SHAPES`.
 
 Warm-up counts steps. What comes after it counts tokens, which is the same unless sequences or batches grow: then the
-rate of a step is that of a run without growth which has trained on as many tokens. So do Li, Zhang & He 2022 (arXiv
+rate of a step is that of a run without growth which has trained on as many tokens. So do Li, Zhang & He 2021 (arXiv
 2108.06084, appendix A.2, and the tutorial of their code): counted in steps, the rate would fall before the tokens came.
 """
 

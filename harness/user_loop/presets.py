@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,18 @@ def _fault(given: Any) -> ChosenFault | None:
     return ChosenFault(fault, not place, not {"start", "until"} & set(fields))
 
 
+def _no_such(key: str, name: str, why: str, known: Sequence[str]) -> ConfigError:
+    """The error for a name that is none of `known`."""
+    allowed = f"{nearest(name, known)}allowed: {', '.join(known)}, or a file that ends in .yaml"
+    return ConfigError(f"{key}={shown(name)}: {why}; {allowed}")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The question whether another name was meant; "" where none is like it."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
 def _from_the_top(preset: dict[str, Any]) -> dict[str, Any]:
     """A preset whose bit is of fp32, as those of our GPT are, with the same bit of the exponent in any format."""
     layout, bit = LAYOUTS["fp32"], preset.get("bit")
@@ -133,7 +146,7 @@ def _preset(name: str) -> dict[str, Any]:
         return {"kind": name}
     else:
         known = sorted({*plugins.conf_names("fault"), *fault_types()})
-        raise ConfigError(f"fault={shown(name)}: unknown; allowed: {', '.join(known)}, or a file that ends in .yaml")
+        raise _no_such("fault", name, "unknown", known)
     fields = {key: value for key, value in tree.items() if key not in ("about", "defaults")}
     kinds = [base for base in tree.get("defaults") or [] if isinstance(base, str) and base != "_self_"]
     fields.setdefault("kind", kinds[0] if kinds else OF_VALUES)
@@ -230,8 +243,9 @@ def _watching(given: Any) -> Mapping[str, Any]:
         tree["name"] = DEFAULT_DETECTORS
     names = str(tree["name"]).split("+")
     if unknown := [name for name in names if name not in (*DETECTORS, "none")]:
-        allowed = f"default, none, {', '.join(filter(can_see, DETECTORS))}, joined by +"
-        raise ConfigError(f"detect={'+'.join(unknown)}: no detector; allowed: {allowed}")
+        seen = list(filter(can_see, DETECTORS))
+        allowed = f"{nearest(unknown[0], seen)}allowed: default, none, {', '.join(seen)}, joined by +"
+        raise ConfigError(f"detect={'+'.join(unknown)}: no detector; {allowed}")
     return {**tree, "name": "+".join(sorted(set(names)))}
 
 
@@ -267,8 +281,7 @@ def _book(recover: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
     name = str(recover)
     file = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else plugins.conf_file("playbook", name)
     if file is None:
-        known = ", ".join(plugins.conf_names("playbook"))
-        raise ConfigError(f"recover={shown(name)}: no playbook; allowed: {known}, or a file that ends in .yaml")
+        raise _no_such("recover", name, "no playbook", plugins.conf_names("playbook"))
     tree = read_yaml("recover", file)
     book = tree.get("playbook", {})
     if not isinstance(book, dict):

@@ -25,9 +25,11 @@ from sweeps.compose.yaml_files import has_control, short
 GROUPS = ("study", "recipe", "mitigation", "fault", "playbook")  # whose options are files
 JOINED = ("mitigation", "detect")  # groups of which several options may be chosen at once, joined by +
 TAKEN = ("config.yaml", "schema.yaml", "hydra", "hydra_plugins", "search")  # what a user's folder has none of
+LISTED = ("recipe", "mitigation", "fault", "detect", "playbook")  # whose options `list` shows
 NONE = "none"
 PLAIN = "plain"  # the recipe of harness/config/model.py and recipe.py as it is
 MOST_NAMES = 50  # that an error lists; beyond it a line would be a page
+MOST_BESIDE_A_HINT = 10  # that it lists behind the nearest one
 WANTED = (
     "a folder with studies in study/, recipes in recipe/, mitigations in mitigation/, faults in fault/ or playbooks in "
     "playbook/"
@@ -127,9 +129,9 @@ def stems(folder: Path) -> list[str]:
 # --- names ---------------------------------------------------------------------------------------------------------
 
 
-def listed(options: Sequence[str]) -> str:
-    """What is allowed, in a line that can be read."""
-    if len(options) <= MOST_NAMES:
+def listed(options: Sequence[str], most: int = MOST_NAMES) -> str:
+    """What is allowed, in a line that can be read: at most so many names."""
+    if len(options) <= most:
         return ", ".join(options)
     return f"the {len(options)} names that stability-harness list shows"
 
@@ -138,7 +140,8 @@ def unknown_option(group: str, name: Any, options: Sequence[str], part: str = ""
     """For a choice that is none of `options`, or one with a `part` that is none."""
     close = difflib.get_close_matches(part or str(name), options, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return ConfigError(f"{group}={name}: unknown {f'{group} {part}'.rstrip()}; {hint}allowed: {listed(options)}")
+    allowed = listed(options, MOST_BESIDE_A_HINT if close and group in LISTED else MOST_NAMES)
+    return ConfigError(f"{group}={name}: unknown {f'{group} {part}'.rstrip()}; {hint}allowed: {allowed}")
 
 
 def parts_of(group: str, name: Any, options: Sequence[str]) -> tuple[str, ...]:

@@ -121,6 +121,7 @@ def test_a_trial_that_was_lost_leaves_its_cell_without_a_change(tmp_path: Path, 
     assert wide["change"].isna().all() and (wide["healthy_other"] == 2).all() and (wide["pairs"] == 3).all()
     assert found.table[found.table["width"] == 32]["change"].notna().all()
     said = "\n".join(told_comparison(folders[0], other))
+    assert re.search(r"Of (\d+) pairs \1 trained in one folder and \d+ in the other\.", said)
     assert "Note: in 2 cells some trials were not trained: healthy_one, healthy_other." in said
     drawing = drawn_comparison(found)
     assert drawing.figure is not None and "2 cells left out" in drawing.caption

@@ -41,7 +41,7 @@ growths = pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
     ],
 )
 def test_lengths_are_the_papers(start, context, steps, unit):
-    """Li et al. 2022: length_t = start + (end - start) min(t / T, 1), less what is over a multiple of 8."""
+    """Li et al. 2021: length_t = start + (end - start) min(t / T, 1), less what is over a multiple of 8."""
     found = engine.trial(context=context, steps=400, sequence_start=start, sequence_steps=steps).curriculum.lengths
     for step, length in enumerate(found.tolist()):
         exact = start + (context - start) * min(step / steps, 1)

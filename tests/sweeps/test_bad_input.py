@@ -50,7 +50,11 @@ CASES = {
     ),
     "studies": (["study=grid,quickstart"], "study=grid,quickstart: belongs to the run", "allowed: one value"),
     "unknown fault, swept": (["fault=none,bit"], "fault=bit: unknown fault", FAULTS),
-    "fault as a list": (["fault=[none]"], "fault=[none]: unknown fault", FAULTS),
+    "fault as a list": (
+        ["fault=[none]"],
+        "fault=[none]: unknown fault; did you mean none?",
+        "names that stability-harn",
+    ),
     "unknown mitigation, swept": (["mitigation=none,qknorm"], "mitigation=qknorm: unknown mitigation; did you", NAMES),
     "null for a group": (["mitigation=null"], "mitigation=null: unknown mitigation", NAMES),
     "number for a group": (["mitigation=3"], "mitigation=3: unknown mitigation", NAMES),

@@ -332,7 +332,7 @@ def test_the_report_links_to_the_worst(out: Path, capsys: pytest.CaptureFixture[
     page = (out / "report.html").read_text(encoding="utf-8")
     links = re.findall(r'href="(postmortems/[0-9a-f]{16}\.html)"', page)
     assert len(links) >= 2 and all((out / link).is_file() for link in links)
-    assert "type 3 divergent" in capsys.readouterr().out
+    assert "divergent (type 3), " in capsys.readouterr().out
 
 
 # --- commands ----------------------------------------------------------------------------------------------------

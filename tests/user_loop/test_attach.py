@@ -469,7 +469,7 @@ def test_an_optimizer_that_calls_a_closure_is_stepped_as_ever() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"fault": "weight_bitt"}, "fault=weight_bitt: unknown; allowed: activation_bit, "),
+        ({"fault": "weight_bitt"}, r"fault=weight_bitt: unknown; did you mean weight_bit\? allowed: activation_bit, "),
         ({"fault": {"name": "weight_bit", "bitt": 3}}, "fault.bitt=3: unknown key; allowed: kind, name, start"),
         ({"fault": {"name": "weight_bit", "bit": 40}}, "fault.bit=40: beyond fault.format=fp32; allowed: 0 to 31"),
         ({"fault": {"name": "weight_bit", "tensor": "oops*"}}, r"fault.tensor=oops\*: matches no tensor of this model"),
@@ -482,10 +482,10 @@ def test_an_optimizer_that_calls_a_closure_is_stepped_as_ever() -> None:
         ({"fault": "long_document"}, "fault.kind=long_document: needs tokens, which nobody knows of this run"),
         ({"fault": 3}, r"fault=3: wrong type \(int\); allowed: a name, a mapping"),
         ({"fault": "nowhere.yaml"}, "fault=nowhere.yaml: cannot be read"),
-        ({"detect": "combine"}, "detect=combine: no detector; allowed: default, none, "),
+        ({"detect": "combine"}, r"detect=combine: no detector; did you mean combined\? allowed: default, none, "),
         ({"detect": "kurtosis"}, "detect=kurtosis: watches signals of our GPT, .* allowed: .*combined"),
         ({"detect": {"combined": {"limitt": 2}}}, "detect.combined.limitt=2: unknown key; allowed: limit, span"),
-        ({"recover": "laddr"}, "recover=laddr: no playbook; allowed: anticipate, ladder, "),
+        ({"recover": "laddr"}, r"recover=laddr: no playbook; did you mean ladder\? allowed: anticipate, ladder, "),
         ({"recover": "ladder"}, "recover.skip_batches.count=200: the run has 50 steps; allowed: 1 to 49"),
         ({"recover": {"ladder": [{"action": "swap_data"}]}}, "action swap_data: acts on the recipe or the data of our"),
         ({"recover": {"ladder": [{"action": "undo"}]}}, "only the oracle knows what to undo"),
