@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+from collections.abc import Sequence
 from typing import NoReturn
 
 PROGRAM = "stability-harness"
@@ -14,6 +16,12 @@ class ConfigError(ValueError):
     def __init__(self, *reasons: str):
         super().__init__("; ".join(reasons))
         self.reasons = reasons
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The question whether another name was meant, with a space behind it; empty where none is like it."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 class Problems:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 
 from harness.basics import plugins
+from harness.basics.errors import nearest
 from harness.config import NO_FAULT, ConfigError, Problems, Trial, checked, field_types, sections, shown
 from harness.config.formats import LAYOUTS
 from harness.config.limits import MOST_STEPS
@@ -120,12 +120,6 @@ def _no_such(key: str, name: str, why: str, known: Sequence[str]) -> ConfigError
     """The error for a name that is none of `known`."""
     allowed = f"{nearest(name, known)}allowed: {', '.join(known)}, or a file that ends in .yaml"
     return ConfigError(f"{key}={shown(name)}: {why}; {allowed}")
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """The question whether another name was meant; "" where none is like it."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}? " if close else ""
 
 
 def _from_the_top(preset: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ a kind of fault with its defaults.
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.basics import plugins
+from harness.basics.errors import nearest
 from harness.config import ConfigError, Problems, Trial, sections, shown
 from harness.detectors.table import DETECTORS
 from injectors import fault_types
@@ -138,9 +138,8 @@ def listed(options: Sequence[str], most: int = MOST_NAMES) -> str:
 
 def unknown_option(group: str, name: Any, options: Sequence[str], part: str = "") -> ConfigError:
     """For a choice that is none of `options`, or one with a `part` that is none."""
-    close = difflib.get_close_matches(part or str(name), options, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    allowed = listed(options, MOST_BESIDE_A_HINT if close and group in LISTED else MOST_NAMES)
+    hint = nearest(part or str(name), options)
+    allowed = listed(options, MOST_BESIDE_A_HINT if hint and group in LISTED else MOST_NAMES)
     return ConfigError(f"{group}={name}: unknown {f'{group} {part}'.rstrip()}; {hint}allowed: {allowed}")
 
 
