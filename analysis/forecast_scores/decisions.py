@@ -16,6 +16,7 @@ from analysis.measures.statistics import CONFIDENCE
 
 DRAWS = 400
 FALSE = 0.10  # discoveries
+LOSS = "loss"  # the target in which regret is told
 DECIDED = tuple(name for name, target in TARGETS.items() if target.better)
 Interval = tuple[float, float, float]  # value, low, high
 
@@ -36,7 +37,7 @@ class Decision:
     """How often the better of two recipes was told, over all pairs and over *resolved* ones; Kendall's tau-b; regret.
 
     A pair is resolved where the 95% t interval of its difference, seed by seed, has no 0 in it. `regret` is by how much
-    the recipe that was said to be best is worse than the best.
+    the recipe that was said to have the lowest loss is worse than the best, nat/token; NaN without losses.
     """
 
     pairs: int
@@ -81,7 +82,7 @@ def decision(parts: list[Ranked]) -> Decision:
     right = np.concatenate([right for _, right, _, _ in known])
     is_resolved = np.concatenate([resolved for _, _, resolved, _ in known])
     taus = [_tau(one) for one in parts]
-    regrets = [_regret(one) for one in parts]
+    regrets = [_regret(one) for one in parts if one.target == LOSS]
     drawn = np.array([_redrawn(known, np.random.default_rng(number)) for number in range(DRAWS)])
     return Decision(
         len(right),

@@ -139,12 +139,14 @@ def _decision_row(name: str, found: Decision) -> dict[str, object]:
         "resolved": found.resolved,
         "right of them": told(found.on_resolved),
         "tau-b": f"{found.tau:.2f}",
+        "regret": "-" if found.regret != found.regret else f"{found.regret:.3f}",
     }
 
 
 def _decision_lines(decided: dict[str, Decision]) -> list[str]:
     rows = [_decision_row(name, one) for name, one in decided.items()]
-    words = f"Which of two recipes is better, by {', '.join(DECIDED)}. A random guess is right in 50%:"
+    words = f"Which of two recipes is better, by {', '.join(DECIDED)}. A random guess is right in 50%; "
+    words += "regret: by how much the recipe said to have the lowest loss is worse, nat/token:"
     return [words, *table_lines(pd.DataFrame(rows))] if rows else []
 
 

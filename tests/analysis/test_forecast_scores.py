@@ -278,17 +278,19 @@ def test_the_error_of_few_test_seeds_widens_intervals() -> None:
 # --- decisions ------------------------------------------------------------------------------------------------------
 
 
-def ranked(points: list[float], truth: list[float], noise: float = 0.01) -> Ranked:
+def ranked(points: list[float], truth: list[float], noise: float = 0.01, target: str = "edge") -> Ranked:
     generator = np.random.default_rng(0)
     values = np.array(truth)[:, None] + noise * generator.standard_normal((len(truth), 5))
-    return Ranked("edge", (64.0, 2.0), tuple(f"r{n}" for n in range(len(truth))), values, np.array(points))
+    return Ranked(target, (64.0, 2.0), tuple(f"r{n}" for n in range(len(truth))), values, np.array(points))
 
 
 def test_pairs_are_told_rightly_or_not() -> None:
     right = decision([ranked([0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0])])
-    assert right.pairs == right.resolved == 6 and right.accuracy[0] == right.tau == 1 and right.regret == 0
+    assert right.pairs == right.resolved == 6 and right.accuracy[0] == right.tau == 1
     wrong = decision([ranked([3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0])])
-    assert wrong.accuracy[0] == 0 and wrong.tau == -1 and wrong.regret == pytest.approx(3, abs=0.05)
+    assert wrong.accuracy[0] == 0 and wrong.tau == -1 and np.isnan(wrong.regret), "regret is of losses"
+    losses = [decision([ranked(said, [0.0, 1.0, 2.0, 3.0], target="loss")]) for said in ([0, 1, 2, 3], [3, 2, 1, 0])]
+    assert [one.regret for one in losses] == pytest.approx([0, 3], abs=0.05)
     alike = decision([ranked([1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 3.0])])
     assert alike.accuracy[0] == 0.5, "a tie is half right"
 

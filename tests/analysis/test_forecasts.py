@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from analysis.forecast_scores.sealing import Sealed, check_enough, forecast_all,
 from analysis.forecasts.base import LEVELS, MIDDLE, Known, forecasters, rules
 from analysis.forecasts.hierarchical import Hierarchical
 from analysis.measures.forecast_targets import Observations, edges, observed_runs, parameters
+from harness.basics import plugins
 from harness.config import ConfigError
 
 FIT = [(width, depth) for width in (16.0, 24.0, 32.0, 48.0, 64.0) for depth in (2.0, 4.0)]
@@ -157,6 +160,24 @@ def test_rules_tell_from_the_beginning_of_a_run_what_becomes_of_it() -> None:
     assert right["early"] > 0.97 and 0.7 < right["init"] < right["early"]
 
 
+THEIRS = '''"""The middle of everything."""
+
+import numpy as np
+
+from analysis.forecasts.base import Forecaster, student
+
+
+class HalfWay(Forecaster):
+    """One half."""
+
+    about = "one half"
+    targets = ("edge",)
+
+    def forecast(self, target, known, wanted):
+        return student(np.full(len(wanted), 0.5), 0.1, np.inf)
+'''
+
+
 # --- what is not a forecast -----------------------------------------------------------------------------------------
 
 
@@ -180,6 +201,25 @@ def test_every_forecaster_says_as_much_as_it_promises() -> None:
                 assert (values > 0).all() or name in ("wortsman",) and (values >= 0).all()
             else:
                 assert (np.diff(values, axis=1) >= 0).all(), "quantiles rise"
+
+
+def test_a_forecaster_comes_along_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an entry point, as every part does; it is asked with the others."""
+    (tmp_path / "half_way.py").write_text(THEIRS)
+    entry = importlib.metadata.EntryPoint("half_way", "half_way", "stability_harness.forecasters")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else [])
+    for made in (forecasters, plugins.modules):
+        made.cache_clear()
+    try:
+        known = Known(world("edge", flat, 0.0, 0, FIT))
+        known.observations.tables["divergent"] = diverging(0, FIT).tables["divergent"]  # type: ignore[index]
+        said, _ = forecast_all(known, wanted_units(known.observations, NEAR))
+        assert "line" in said and {row[3] for row in said["half_way"]["edge"] if row} == {0.5}
+    finally:
+        monkeypatch.undo()
+        for made in (forecasters, plugins.modules):
+            made.cache_clear()
 
 
 def test_a_recipe_that_nobody_has_trained_is_not_forecast() -> None:
