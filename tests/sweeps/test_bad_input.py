@@ -46,7 +46,7 @@ CASES = {
     "unknown study": (
         ["study=nope"],
         "study=nope: unknown study",
-        "allowed: campaign, depth, detectors, detectors_test, detectors_tune, early_warning, forecast, gradient_spikes, ",
+        "allowed: campaign, depth, detectors, detectors_test, detectors_tune, early_warning, forecast, gradient_",
     ),
     "studies": (["study=grid,quickstart"], "study=grid,quickstart: belongs to the run", "allowed: one value"),
     "unknown fault, swept": (["fault=none,bit"], "fault=bit: unknown fault", FAULTS),
