@@ -39,6 +39,7 @@ RESULTS += ("changes", "pack", "acted", "idle_parts")
 STRUCK = ("struck_site", "struck_tensor", "struck_bit", "struck_format", "struck_zero")
 TAKEN = {*RESULTS, *STRUCK, "step", "layer", "segment", "rank", "fault", *SIGNALS, *SHOWN, *ENDS, *FINALS}
 TAKEN |= {*PROVENANCES}
+YOUNGER = ("policy.",)  # sections that came later than others, whose fields have short names already
 NAMES = {"fault.name": "fault", "optim.name": "optimizer", "detect.name": "detect", "playbook.name": "playbook"}
 IN_STEPS = {"steps", "fault_start", "fault_duration", "fault_period", "warmup", "validate_every"}
 IN_STEPS |= {"nonfinite_step", "masked_step"}
@@ -322,10 +323,11 @@ def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Path -> name: its last part.
 
-    It is `part_name` for a fault's field, and where an earlier path or a variable has that name.
+    It is `part_name` for a fault's field, and where an earlier path or a variable has that name; fields of a section
+    that came later, `YOUNGER`, leave the others theirs.
     """
     names = {path: name for path, name in NAMES.items() if path in paths or path == "fault.name"}
-    for path in paths:
+    for path in sorted(paths, key=lambda path: path.startswith(YOUNGER)):
         part, _, last = path.rpartition(".")
         is_taken = part in ("fault", "signals") or last in TAKEN or last in names.values()
         names.setdefault(path, path.replace(".", "_") if is_taken else last)

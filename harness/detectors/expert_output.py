@@ -25,4 +25,5 @@ class ExpertOutput(Growth):
 
     watches = ("loss", "expert_output_max")
     windowed = ("expert_output_max",)
+    reach = {"growth": 2.0}
     source = "ours; outliers of experts are what DeepSeek-V4 clamps (its report, section 4.2.3)"

@@ -154,7 +154,7 @@ class ExpertSlots:
     @property
     def dropped(self) -> Tensor:
         """The share of all choices that have no slot, float64 [R]."""
-        return (self.places == self.experts * self.room).double().mean(1)
+        return sums.mean((self.places == self.experts * self.room).double())
 
     @classmethod
     def of(

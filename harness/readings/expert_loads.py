@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from harness.model import sums
 from harness.readings.base import ReadingSignal, TapReading, mean_of_ranks
 
 
@@ -33,5 +34,6 @@ class ExpertLoads(TapReading):
 
     def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
         loads = torch.stack([mean_of_ranks(of_layer) for of_layer in values], 1)  # [R, L, E]
-        spread = (loads - loads.mean(-1, keepdim=True)).square().mean(-1).sqrt()
-        return {"expert_share": loads.amax(-1), "expert_spread": spread / loads.mean(-1)}
+        mean = sums.mean(loads)
+        spread = sums.mean((loads - mean[..., None]).square()).sqrt()
+        return {"expert_share": loads.amax(-1), "expert_spread": spread / mean}
