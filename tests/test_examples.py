@@ -123,7 +123,7 @@ def test_an_objective_has_a_loss_of_its_own(installed: list[Path], tmp_path: Pat
     np.testing.assert_allclose(whole["loss"], same["loss"], rtol=2e-4)
     assert (np.abs(half["loss"].values - same["loss"].values) > 1e-3).mean() > 0.8
     refused = sweep(installed, tmp_path / "no", "objective.name=completions")
-    assert refused.status == 2 and "allowed: next_token, completion" in refused.err
+    assert refused.status == 2 and "allowed: next_token, policy, completion" in refused.err
 
 
 def test_each_keeps_the_promises_of_its_kind(installed: list[Path]) -> None:
