@@ -177,13 +177,15 @@ def test_larger_models_are_forecast(home: Path, capsys: pytest.CaptureFixture[st
     assert "trained 108 of 108 trials" in command(fit, home, capsys, *quick)
     with contextlib.chdir(home):
         exec(next(text for text in blocks("python", "docs/howto/forecasts.md") if "runs.csv" in text), {})
-    for line in (line for line in told if "--score" not in line):
+    for line in (line for line in told if "--score" not in line and "--turns" not in line):
         said = command(line, home, capsys)
         assert "forecaster: " in said and ("Sealed in results/near.json: " in said) == ("--seal" in line)
     assert "trained 36 of 36 trials" in command(test, home, capsys, *quick)
     (score,) = (line for line in told if "--score" in line)
     assert "skill over persistence" in command(score, home, capsys)
-    assert len(list((home / "results" / "figures").glob("*.svg"))) >= 3 and len(told) == 5
+    assert len(list((home / "results" / "figures").glob("*.svg"))) >= 3 and len(told) == 6
+    (turns,) = (line for line in told if "--turns" in line)
+    assert "turn" in command(turns, home, capsys)
 
 
 def test_what_measures_cost_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
+from analysis.measures.spikes import share_of_finite, spike_score
 from analysis.reading.twins import final_window
 from harness.config import ConfigError, Trial
 from harness.guards import GUARDS
@@ -18,7 +18,6 @@ from harness.readings.table import READ_BY, READINGS
 from harness.storage.store import SIGNALS
 from harness.training.readings import stored_signals
 
-LAST, FEWEST = 1_000, 50  # values from whose mean a spike lies apart
 OF_DETECTORS = ("alarm", "score")  # signals of each detector, before its name
 _TEXT = re.compile(r"(\w+)\((\w+)(?:, *([-+.\de]+))?\)")
 
@@ -118,7 +117,7 @@ def _when_largest(values: np.ndarray, number: float) -> np.ndarray:
 
 def _above(values: np.ndarray, number: float) -> np.ndarray:
     """Share of the measured steps at which it is above the number."""
-    return _share(values, values > number)
+    return share_of_finite(values, values > number)
 
 
 def _rises(values: np.ndarray, number: float) -> np.ndarray:
@@ -127,25 +126,12 @@ def _rises(values: np.ndarray, number: float) -> np.ndarray:
     Of the loss with 1.2 that is the loss ratio of Li et al. 2021 (arXiv 2108.06084), section 3.
     """
     ratio = values[:, 1:] / np.fmin.accumulate(values, axis=1)[:, :-1]
-    return _share(ratio, ratio > number)
+    return share_of_finite(ratio, ratio > number)
 
 
 def _spikes(values: np.ndarray, number: float) -> np.ndarray:
-    """Share of the measured steps at which it lies `number` standard deviations from the mean of the last values.
-
-    Of the last 1,000, or as many as there are, at least 50. With 7 that is the spike score of OLMo 2 (arXiv
-    2501.00656). Where all of the last values are equal nothing is measured.
-    """
-    last = pd.DataFrame(values.T).shift(1).rolling(LAST, min_periods=FEWEST)
-    mean, deviation = last.mean().to_numpy().T, last.std(ddof=0).to_numpy().T
-    known = np.where(deviation > 0, values, np.nan)
-    return _share(known - mean, np.abs(known - mean) >= number * deviation)
-
-
-def _share(values: np.ndarray, holds: np.ndarray) -> np.ndarray:
-    """Of the finite values of each trial; NaN where there are none."""
-    count: np.ndarray = np.isfinite(values).sum(axis=1)
-    return np.where(count, holds.sum(axis=1) / np.maximum(count, 1), np.nan)
+    """The spike score with so many standard deviations (`analysis.measures.spikes.spike_score`)."""
+    return spike_score(values, number)
 
 
 def _last_over_first(values: np.ndarray, number: float) -> np.ndarray:
