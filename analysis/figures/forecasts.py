@@ -33,7 +33,8 @@ def forecast_bands(sealed: Sealed, by: str, target: str, known: Observations, te
     recipes = sorted(units["recipe"].unique())
     columns = min(4, len(recipes))
     rows = -(-len(recipes) // columns)
-    name = "largest stable learning rate" if target == "edge" else TARGETS[target].text
+    units_of_target = "" if TARGETS[target].units == "1" else f" [{TARGETS[target].units}]"
+    name = "largest stable learning rate" if target == "edge" else TARGETS[target].text + units_of_target
     with page(2.7 * columns + 0.6, 2.1 * rows + 1.2) as figure:
         panels = panels_in_grid(figure, len(recipes), columns, "parameters", "")
         figure.supylabel(name)

@@ -48,11 +48,13 @@ class Truth:
         """Over seeds, [units]."""
         return np.asarray(np.nanmean(self.values, axis=1))
 
-    @cached_property
-    def errors(self) -> np.ndarray:
-        """Standard errors of the means, [units]."""
-        n = np.isfinite(self.values).sum(axis=1)
-        return np.asarray(np.nanstd(self.values, axis=1, ddof=1) / np.sqrt(n))
+
+def _errors(values: np.ndarray) -> np.ndarray:
+    """Standard errors of means over seeds, [units], of values [units, seeds]; NaN for a single one."""
+    n = np.isfinite(values).sum(axis=1)
+    found = np.full(len(values), np.nan)
+    found[n > 1] = np.nanstd(values[n > 1], axis=1, ddof=1) / np.sqrt(n[n > 1])
+    return found
 
 
 def truths(sealed: Sealed, observations: Observations, sizes: Sequence[Size] | None = None) -> dict[str, Truth]:
@@ -184,7 +186,7 @@ def _scored_values(truth: Truth, name: str) -> np.ndarray:
 def _score_table(truth: Truth, name: str, forecast: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     """The score of each unit in each sample of seeds, [units, 1 + draws]; NaN where nothing is said or known."""
     values = _scored_values(truth, name)
-    table = np.full((len(values), len(seeds)), np.nan)
+    errors, table = _errors(values), np.full((len(values), len(seeds)), np.nan)
     for draw, which in enumerate(seeds):
         picked = values[:, which]
         n = np.isfinite(picked).sum(axis=1)
@@ -194,7 +196,7 @@ def _score_table(truth: Truth, name: str, forecast: np.ndarray, seeds: np.ndarra
             if truth.is_share:  # mean over runs of (p - outcome)^2
                 table[:, draw] = forecast[:, 0] ** 2 - 2 * forecast[:, 0] * y + y
             else:
-                table[:, draw] = weighted_interval_score(widened(forecast, truth.errors), y)
+                table[:, draw] = weighted_interval_score(widened(forecast, errors), y)
     return table
 
 
@@ -241,8 +243,7 @@ def _coverage(
     values = _scored_values(truth, name)[is_known]
     n = np.isfinite(values).sum(axis=1)
     y = np.nansum(values, axis=1) / np.maximum(n, 1)
-    errors = truth.errors[is_known] * np.sqrt(np.isfinite(truth.values[is_known]).sum(axis=1) / np.maximum(n, 1))
-    ends = widened(forecast[is_known], errors)
+    ends = widened(forecast[is_known], _errors(values))
     found = {}
     for nominal, (low, high) in COVERED.items():
         inside = (ends[:, low] <= y + 1e-12) & (y <= ends[:, high] + 1e-12)

@@ -47,8 +47,8 @@ class Early(Rule):
         }
 
     def says(self, rule: Mapping[str, Any], features: pd.DataFrame) -> np.ndarray:
-        if missing := [name for name in rule["signals"] if name not in features]:
-            return np.full(len(features), np.nan) if missing else np.empty(0)
+        if any(name not in features for name in rule["signals"]):
+            return np.full(len(features), np.nan)
         x = _filled(self._design(features, rule["signals"]), np.array(rule["middle"]), np.array(rule["spread"]))
         return np.asarray(expit(x @ np.array(rule["weights"]) + rule["intercept"]))
 
