@@ -13,6 +13,7 @@ import pandas as pd
 from scipy.stats import norm, t
 
 from analysis.measures.forecast_targets import Observations, parameters
+from analysis.measures.statistics import RESAMPLES, draws
 from harness.basics import plugins
 
 LEVELS = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
@@ -95,6 +96,27 @@ def size_means(part: pd.DataFrame) -> pd.DataFrame:
     """Mean over seeds at each width and depth, `value`, and its standard `error`."""
     means = part.groupby(["width", "depth"])["value"].agg(value="mean", deviation="std", n="size").reset_index()
     return means.assign(error=(means["deviation"] / np.sqrt(means["n"])).fillna(0.0))
+
+
+def drawn_means(part: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, int]:
+    """Means over bootstrap samples of the seeds at each width and depth with two seeds or more.
+
+    Sizes that have the same seeds are drawn together, others by themselves.
+
+    Returns:
+        The sizes, their means [sizes, draws], and the fewest seeds that one of them has.
+    """
+    values = part.pivot_table(index=["width", "depth"], columns="seed", values="value")
+    values = values[values.notna().sum(axis=1) >= 2]
+    groups: dict[bytes, list[int]] = {}
+    for place, is_known in enumerate(values.notna().to_numpy()):
+        groups.setdefault(is_known.tobytes(), []).append(place)
+    own = [values.iloc[places].dropna(axis=1).to_numpy() for places in groups.values()]
+    seeds = tuple(one.shape[1] for one in own)
+    means = np.empty((len(values), RESAMPLES))
+    for places, one, which in zip(groups.values(), own, draws(seeds), strict=True):
+        means[places] = one[:, which].mean(axis=2)
+    return values.index.to_frame(index=False), means, min(seeds, default=0)
 
 
 def log_parameters(table: pd.DataFrame) -> np.ndarray:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.forecasts.base import Forecaster, Known, log_parameters, nothing, of_draws, of_unit, units
+from analysis.forecasts.base import Forecaster, Known, drawn_means, log_parameters, nothing, of_draws, of_unit, units
 from analysis.measures.scaling import offset_law
-from analysis.measures.statistics import draws
 
 FEWEST = 4  # sizes
 
@@ -25,13 +24,12 @@ class Power(Forecaster):
         found = nothing(wanted, is_share=False)
         for (recipe, rate), part in units(known.table(target)):
             places = of_unit(wanted, recipe, rate)
-            values = part.pivot_table(index=["width", "depth"], columns="seed", values="value").dropna(axis=1)
-            if len(values) < FEWEST or values.shape[1] < 2 or not len(places):
+            sizes, means, seeds = drawn_means(part)
+            if len(sizes) < FEWEST or not len(places):
                 continue
-            x = 10 ** log_parameters(values.reset_index()[["width", "depth"]])
+            x = 10 ** log_parameters(sizes)
             smallest = x.min()
-            (which,) = draws((values.shape[1],))
-            c, a, b = offset_law(x / smallest, values.to_numpy()[:, which].mean(axis=2))
+            c, a, b = offset_law(x / smallest, means)
             at = 10 ** log_parameters(wanted.iloc[places]) / smallest
-            found[places] = of_draws(c + a * at[:, None] ** -b, values.shape[1])
+            found[places] = of_draws(c + a * at[:, None] ** -b, seeds)
         return found

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.forecasts.base import Forecaster, Known, log_parameters, nothing, of_draws, of_unit, units
+from analysis.forecasts.base import Forecaster, Known, drawn_means, log_parameters, nothing, of_draws, of_unit, units
 from analysis.measures.forecast_targets import CELL
-from analysis.measures.statistics import draws
 
 BOUND = 4.0  # log10 of the logit from which on a run is said to diverge
 FEWEST = 4  # sizes
@@ -33,41 +32,39 @@ class Wortsman(Forecaster):
             return self._edges(table, wanted, found)
         for (recipe, rate), part in units(table):
             places = of_unit(wanted, recipe, rate)
-            drawn = self._drawn(part, wanted.iloc[places])
-            if drawn is None:
+            said = self._drawn(part, wanted.iloc[places])
+            if said is None:
                 continue
+            drawn, seeds = said
             if target == "divergent":
                 found[places, 0] = (drawn > BOUND).mean(axis=1)
             else:
-                found[places] = of_draws(drawn, part["seed"].nunique())
+                found[places] = of_draws(drawn, seeds)
         return found
 
-    def _drawn(self, part: pd.DataFrame, wanted: pd.DataFrame) -> np.ndarray | None:
-        """What quadratics through bootstrap samples of the seeds say, [units, draws]."""
-        values = part.pivot_table(index=["width", "depth"], columns="seed", values="value")
-        values = values.dropna(axis=1)
-        if len(values) < FEWEST or values.shape[1] < 2 or not len(wanted):
+    def _drawn(self, part: pd.DataFrame, wanted: pd.DataFrame) -> tuple[np.ndarray, int] | None:
+        """What quadratics through bootstrap samples of the seeds say, [units, draws], and of how many seeds."""
+        sizes, means, seeds = drawn_means(part)
+        if len(sizes) < FEWEST or not len(wanted):
             return None
-        x = log_parameters(values.reset_index()[["width", "depth"]])
-        (which,) = draws((values.shape[1],))
-        means = values.to_numpy()[:, which].mean(axis=2)  # [sizes, draws]
+        x = log_parameters(sizes)
         middle = x.mean()
         coefficients = np.polyfit(x - middle, means, 2)
         at = log_parameters(wanted) - middle
-        return np.asarray(np.vander(at, 3) @ coefficients)
+        return np.asarray(np.vander(at, 3) @ coefficients), seeds
 
     def _edges(self, table: pd.DataFrame, wanted: pd.DataFrame, found: np.ndarray) -> np.ndarray:
         for recipe, part in table.groupby("recipe"):
             places = np.flatnonzero(wanted["recipe"] == recipe)
             cells = wanted.iloc[places][CELL]
-            by_rate = {float(rate): self._drawn(own, cells) for rate, own in part.groupby("lr")}
-            rates = sorted(rate for rate, drawn in by_rate.items() if drawn is not None)
-            if len(rates) < 2 or not len(places):
+            said = {float(rate): self._drawn(own, cells) for rate, own in part.groupby("lr")}
+            by_rate = {rate: one for rate, one in sorted(said.items()) if one is not None}
+            if len(by_rate) < 2 or not len(places):
                 continue
-            is_below = np.stack([np.asarray(by_rate[rate]) <= BOUND for rate in rates])  # [rates, units, draws]
-            x = np.log10(rates)
+            is_below = np.stack([drawn <= BOUND for drawn, _ in by_rate.values()])  # [rates, units, draws]
+            x = np.log10(list(by_rate))
             half = np.diff(x) / 2
             middles = np.concatenate([[x[0] - half[0]], x[:-1] + half, [x[-1] + half[-1]]])
             edges = middles[np.cumprod(is_below, axis=0).sum(axis=0)]
-            found[places] = of_draws(edges, part["seed"].nunique())
+            found[places] = of_draws(edges, min(seeds for _, seeds in by_rate.values()))
         return found

@@ -22,7 +22,7 @@ from analysis.forecast_scores.sealing import (
     wanted_units,
     widest,
 )
-from analysis.forecasts.base import LEVELS, MIDDLE, Known, forecasters
+from analysis.forecasts.base import LEVELS, MIDDLE, Known, forecasters, rules
 from analysis.measures.forecast_targets import CELL, Observations, observed_runs
 from analysis.reading.open_sweep import open_sweep
 from analysis.reports.printed import table_lines
@@ -159,11 +159,13 @@ def told_seal(
         sealed = seal(out, open_sweep(out), fit, predict, tune, file)
     lines = _forecast_table(sealed, by) if by in sealed.names else []
     cells = len(units_of(sealed.units, "edge"))
-    names = ", ".join([*sealed.names, *sealed.tree["rules"]])
+    names = [*sealed.names, *sealed.tree["rules"]]
+    silent = [name for name in (*forecasters(), *rules()) if name not in names]
     return [
         *lines,
         "",
         SAID,
-        f"{count(cells, 'cell')} forecast by {names}.",
+        f"{count(cells, 'cell')} forecast by {', '.join(names)}.",
+        *([f"Too few sizes, seeds or signals for {', '.join(silent)}."] if silent else []),
         f"Sealed in {file}: {sealed.tree[SEAL]}",
     ]
