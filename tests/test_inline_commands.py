@@ -54,6 +54,10 @@ def test_they_work(line: str, trained: Path, capsys: pytest.CaptureFixture[str])
         words = "fault=none,weight_bit fault.start=4 playbook=none,repair seed=range(2)"
         command(f"{PROGRAM} sweep", trained, capsys, *tiny("out=results/answered", *words.split()))
         line = line.replace("OUT", "results/answered")
+    if line.startswith("forecast OUT"):
+        words = "model.width=16,32,64 optim.lr=1e-2,1e-1 seed=range(2)"
+        command(f"{PROGRAM} sweep", trained, capsys, *tiny("out=results/sizes", *words.split()))
+        line = line.replace("OUT", "results/sizes")
     words = line.replace("OUT OUT", "results/first results/other").replace("OUT", "results/first")
     if "TRIAL" in line:
         said = command(f"{PROGRAM} incidents results/first", trained, capsys)
