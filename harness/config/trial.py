@@ -79,6 +79,7 @@ YOUNGER = (
         ("data", "token_type"),
         ("train", "loss_scale_per"),
         ("optim", "beta2_exponent"),
+        ("policy", "sampler_apart"),
     ),
     *(
         ("model", name)

@@ -143,16 +143,16 @@ class Windowed(Detector):
 class Collapse(Windowed):
     """Median of the last readings of a layer over `options.fall` times the reading; 2 where that is below `floor`.
 
-    The one signal that is `windowed` is [R, layers]. The score is that of the worst layer, with its limit at 1. Silent
-    until half of the window is filled, but for the floor. What was an alarm is learned.
+    The one signal that is `windowed` is [R, layers] or [R]. The score is that of the worst layer, with its limit at 1.
+    Silent until half of the window is filled, but for the floor. What was an alarm is learned.
     """
 
     learns_alarms = True
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
         (signal,) = self.windowed
-        now = values[signal]
-        median, _ = self.windows[signal].median_mad()
+        now, (median, _) = values[signal], self.windows[signal].median_mad()
+        now, median = (x.reshape(len(x), -1) for x in (now, median))
         fall = self.heard(self.options.window // 2, (median / now).amax(1) / self.numbers["fall"])
         is_low = now.amin(1) < self.numbers["floor"]
         return torch.where(is_low, fall.fmax(torch.full_like(fall, LOW)), fall), torch.ones_like(fall)
@@ -161,9 +161,9 @@ class Collapse(Windowed):
 class Growth(Windowed):
     """A reading over `options.growth` times the median of the last readings of its layer, or over `options.limit`.
 
-    The one signal that is `windowed` is [R, layers]. A median below `least` counts as that. The score is that of the
-    worst layer, with its limit at 1. Silent until half of the window is filled, but for the limit. Such numbers grow in
-    every run, so what was an alarm is learned, or it would be one for ever.
+    The one signal that is `windowed` is [R, layers] or [R]. A median below `least` counts as that. The score is that of
+    the worst layer, with its limit at 1. Silent until half of the window is filled, but for the limit. Such numbers
+    grow in every run, so what was an alarm is learned, or it would be one for ever.
     """
 
     learns_alarms = True
@@ -171,8 +171,8 @@ class Growth(Windowed):
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
         (signal,) = self.windowed
-        now = values[signal]
-        median, _ = self.windows[signal].median_mad()
+        now, (median, _) = values[signal], self.windows[signal].median_mad()
+        now, median = (x.reshape(len(x), -1) for x in (now, median))
         growth = (now / median.clamp(min=self.least)).amax(1) / self.numbers["growth"]
         heard = self.heard(self.options.window // 2, growth)
         size = now.amax(1) / self.numbers["limit"]

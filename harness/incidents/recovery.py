@@ -183,6 +183,9 @@ class PackRow(IncidentRow):
     def forget_signals(self) -> None:
         self._pack.forget_signals(self._index)
 
+    def reset_reference(self) -> None:
+        self._pack.objective.reset_reference(self._index)
+
     def fault_step(self) -> int | None:
         return self._held.fault_schedule.first_change(self._number)
 

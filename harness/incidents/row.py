@@ -56,6 +56,9 @@ class IncidentRow:
     def forget_signals(self) -> None:
         raise NotImplementedError
 
+    def reset_reference(self) -> None:
+        raise NotImplementedError
+
     def fault_step(self) -> int | None:
         raise NotImplementedError
 
@@ -94,6 +97,13 @@ class IncidentRow:
     def route_stale(self, steps: int | None) -> None:
         first = self.goes_on
         self.intervention.stale.append((first, None if steps is None else first + steps))
+
+    def raise_penalty(self, factor: float, least: float) -> float:
+        key = "policy.beta"
+        now = self.intervention.changes.get(key, self.trial.section("policy").beta)
+        beta = max(now * factor, least)
+        self.amend({key: beta})
+        return float(beta)
 
     def scale_embedding(self, factor: float) -> None:
         self.intervention.embedding *= factor

@@ -95,6 +95,10 @@ class Objective:
     def forget(self, number: int, step: int) -> None:
         """A planned trial goes back to this step: what was recorded since is none of its history."""
 
+    def reset_reference(self, row: int) -> None:
+        """The weights of a row, as they are now, become the reference of its policy."""
+        raise NotImplementedError
+
     def judge(self, loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
         """How a run ended: from its training loss, [steps], and the step at which it stopped being finite, if any.
 

@@ -87,6 +87,9 @@ class Options:
         SWITCHED, None, "what the sampler's logits are divided by beside the temperature; null: 1", above=0
     )
     sampler_lag: int = number(STRUCTURAL, 0, "rollouts by which the sampler's weights are older", low=0, high=64)
+    sampler_apart: bool = anything(
+        PER_TRIAL, True, "false: the sampler has the trainer's format, temperature and weights, whatever it is set to"
+    )
     correction: str = choice(
         STRUCTURAL,
         "none",
@@ -255,6 +258,10 @@ class Policy(NextToken):
         if ROLLOUT_TAP in model.taps:
             beta = self.rollouts.penalty.at(self._model.at)[rows, None].double()
             model.taps(ROLLOUT_TAP, torch.cat((self.rollouts.measures[rows], beta), 1), rows)
+
+    def reset_reference(self, row: int) -> None:
+        assert self.rollouts is not None
+        self.rollouts.reset_reference(row)
 
     def judge(self, loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
         return judge_rewards(-loss[:: self.options.updates], nonfinite_step)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.basics.devices import sent
 from harness.config import Trial, sections
+from harness.config.ladder import rungs
 from harness.config.names import Site
 from harness.model import sums
 from harness.model.gpt import GPT
@@ -51,7 +52,8 @@ class Rollouts:
         self._start, self._start_of = weights.used.clone(), {t.golden.id: row for row, t in enumerate(here)}
         sampler = first.train if self.options.sampler == SAME else replace(first.train, precision=self.options.sampler)
         self._sampler = model.other(precision_of(sampler, device))
-        self._trainer, self._reference = model.other(), model.other()  # with taps that nobody reads
+        # With taps that nobody reads. `_as_trainer` samples for rows whose sampler is not apart.
+        self._trainer, self._reference, self._as_trainer = model.other(), model.other(), model.other()
 
         def kept(name: str, *shape: int, dtype: torch.dtype = dtype) -> Rows:
             return state.add(f"rollout_{name}", torch.zeros((rows, *shape), dtype=dtype, device=device))
@@ -68,6 +70,10 @@ class Rollouts:
         ring = weights.used[:, None].expand(-1, lag, -1).clone()
         self._ring = state.add("sampler_weights", ring) if lag else None
         self.penalty = PenaltyConstant(here, dtype, device, state)
+        # Where a playbook may set it anew, the reference is a row's own.
+        may_reset = any("reset_reference" in rung.actions for trial in planned for rung in rungs(trial.playbook.ladder))
+        self._own_reference = state.add("reference_weights", weights.used.clone()) if may_reset else None
+        self._weights = weights
 
     def bind(self, trials: Sequence[Trial], numbers: Sequence[int]) -> None:
         """Work on these rows from now on: their trials, and their numbers in the pack as planned."""
@@ -91,6 +97,9 @@ class Rollouts:
         if self.options.sampler_noise is not None:
             self._noise = column("sampler_noise").to(self._dtype)[:, None, None] * 3**0.5
         self._sharpness = None if self.options.sharpness is None else column("sharpness")
+        # Which rows sample as they train, [R]; None: none does.
+        joined = [not one.sampler_apart for one in options]
+        self._joined = sent(torch.tensor(joined), self._device) if any(joined) else None
         is_other = self.options.sampler != SAME or self._ring is not None
         self._is_apart = is_other or self._noise is not None or self._of_sampling is not self.temperature
 
@@ -99,7 +108,11 @@ class Rollouts:
         if self._parts:
             return
         self._parts, self._of_sampler = rows.parts, torch.empty_like(rows.weights)
-        of = {self._sampler: self._of_sampler, self._reference: self._start[self._starts], self._trainer: rows.weights}
+        reference = self._start[self._starts] if self._own_reference is None else self._own_reference.used
+        of = {self._sampler: self._of_sampler, self._reference: reference, self._trainer: rows.weights}
+        if self._joined is not None:
+            of[self._as_trainer] = self._of_sampler
+        self._others = list(of)
         for model, weights in of.items():
             model.bind(self._trials, rows.parts, weights, weights)
 
@@ -153,6 +166,11 @@ class Rollouts:
         """Of the last rollout, float64 [R, n], in the order of `MEASURES`."""
         return self._measures.used
 
+    def reset_reference(self, row: int) -> None:
+        """The weights of this row, as they are now, are its reference from its next rollout on."""
+        assert self._own_reference is not None
+        self._own_reference.used[row].copy_(self._weights.used[row])
+
     # --- a rollout ---------------------------------------------------------------------------------------------------
 
     def stand_at(self, steps: Sequence[int]) -> None:
@@ -200,11 +218,13 @@ class Rollouts:
             self._of_sampler.copy_(ring[torch.arange(len(ring), device=self._device), place])
             is_place = (place[:, None] == slots) & where_R[:, None]
             torch.where(is_place[..., None], current_RxP[:, None], ring, out=ring)
+            if self._joined is not None:
+                torch.where(self._joined[:, None], current_RxP, self._of_sampler, out=self._of_sampler)
         flat, layout = self._of_sampler, self._layout
         strike(Site.SAMPLER_WEIGHT, lambda row: Views(layout, {"": flat[row : row + 1]}))
-        for model in (self._sampler, self._reference, self._trainer):
+        for model in self._others:
             model.stand_with(self._model)
-        self._sampler.router_bias = self._trainer.router_bias = self._model.router_bias
+        self._as_trainer.router_bias = self._sampler.router_bias = self._trainer.router_bias = self._model.router_bias
 
     def _complete(self, tokens_RxBxxx: Tensor, rows: slice) -> None:
         """Sample the completions of these rows into their places, token by token."""
@@ -215,11 +235,15 @@ class Rollouts:
             piece = tokens_RxBxxx[rows, first : first + self._sequences]
             chosen = chances[:, first : first + self._sequences]
             ended = torch.zeros_like(piece[:, :, 0], dtype=torch.bool)
-            cached = KeyValues() if self._reads_alone else None
+            cached, joined = (KeyValues() if self._reads_alone else None for _ in range(2))
             for place in range(self.prompt, length):
                 first_new = place - 1 if cached is not None and place > self.prompt else 0
                 logits = self._sampler.last_logits(piece[:, :, first_new:place], rows, cached)
                 logits = self._noisy(logits, rows, place - self.prompt, first, batch) / temperature
+                if self._joined is not None:
+                    own = self._as_trainer.last_logits(piece[:, :, first_new:place], rows, joined)
+                    own = own / self.temperature[rows][..., 0]
+                    logits = torch.where(self._joined[rows, None, None], own, logits)
                 token = drawn(logits, chosen[:, :, place - self.prompt])
                 if self.options.end is not None:
                     token = torch.where(ended, self.options.end, token)
@@ -250,7 +274,11 @@ class Rollouts:
                 if self._noise is not None:
                     places = [self._noisy(logits[:, :, i], rows, i, first, batch) for i in range(logits.shape[2])]
                     logits = torch.stack(places, 2)
-                behaviour = self._scored(logits / self._of_sampling[rows], piece).log_probability
+                logits = logits / self._of_sampling[rows]
+                if self._joined is not None:
+                    own = self.logits(self._as_trainer, piece, rows) / self.temperature[rows]
+                    logits = torch.where(self._joined[rows, None, None, None], own, logits)
+                behaviour = self._scored(logits, piece).log_probability
             scored.old[here], scored.behaviour[here], scored.reference[here] = (
                 old.log_probability,
                 behaviour,

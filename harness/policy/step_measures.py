@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from harness.model import sums
+from harness.model.layers import for_each_trial
 from harness.policy.losses import Completions, LossParts
 
 STEP_TAP, ROLLOUT_TAP = "policy.step", "policy.rollout"
-STEP_MEASURES = ("surrogate_loss", "clip_share", "ratio_max", "ratio_squares", "ratio_sum")
+STEP_MEASURES = ("surrogate_loss", "clip_share", "ratio_max", "ratio_squares", "ratio_sum", "step_kl")
 
 
 def step_measures(parts: LossParts, completions: Completions) -> Tensor:
@@ -19,8 +20,11 @@ def step_measures(parts: LossParts, completions: Completions) -> Tensor:
     ratio = torch.where(where, parts.ratio, 0.0).double().flatten(1)
     clipped = (parts.is_clipped & where).flatten(1).double()
     count = where.flatten(1).sum(1)
+    moved = torch.where(mask, completions.logp.detach() - completions.old, 0.0).double()
+    step_kl = for_each_trial(torch.exp, moved.clone()) - 1 - moved
     numbers = (
         *(parts.loss.detach().double(), sums.total(clipped) / count, ratio.amax(1)),
         *(sums.total(ratio * ratio) / count, sums.total(ratio) / count),
+        sums.total(step_kl.flatten(1)) / mask.flatten(1).sum(1),
     )
     return torch.stack(numbers, 1)

@@ -22,6 +22,7 @@ class PolicyStepReading(TapReading):
         "clip_share": ReadingSignal((), "1", "share of ratios that are clipped"),
         "ratio_max": ReadingSignal((), "1", "largest ratio of probabilities now and at the rollout"),
         "effective_samples": ReadingSignal((), "1", "effective sample size over the number of samples"),
+        "step_kl": ReadingSignal((), "nat", "KL of a token from the policy of the rollout to that of now (k3)"),
     }
 
     @classmethod
@@ -40,4 +41,4 @@ class PolicyStepReading(TapReading):
         largest = values[0].amax((0, 1))[:, STEP_MEASURES.index("ratio_max")]
         effective = means["ratio_sum"] ** 2 / means["ratio_squares"]
         found = {"surrogate_loss": means["surrogate_loss"], "clip_share": means["clip_share"], "ratio_max": largest}
-        return {**found, "effective_samples": effective}
+        return {**found, "effective_samples": effective, "step_kl": means["step_kl"]}

@@ -88,6 +88,12 @@ class Row(Protocol):
     def route_stale(self, steps: int | None) -> None:
         """Tokens go to the experts of older weights for so many steps from here on; None: for good."""
 
+    def raise_penalty(self, factor: float, least: float) -> float:
+        """The constant of a policy's penalty is multiplied, and at least so much, from here on; what it is then."""
+
+    def reset_reference(self) -> None:
+        """The reference of a policy is the model as it is at this step; where it goes back, the one of then."""
+
     def scale_embedding(self, factor: float) -> None:
         """The embedding's gradient is multiplied by a factor from here on."""
 
@@ -154,3 +160,9 @@ class Action:
     def resume(self, row: Row, options: Any, memory: Mapping[str, Any]) -> Detail:
         """Go on at the step that was waited for, or at an alarm before it; see `STANDS`."""
         raise NotImplementedError
+
+
+def not_a_policy(trial: Trial, action: str) -> Iterator[str]:
+    """Why an action on a policy cannot be done in a trial that has none."""
+    if trial.objective.name != "policy":
+        yield f"playbook: {action}: objective.name={trial.objective.name} samples nothing; allowed: policy"

@@ -25,7 +25,10 @@ from harness.recovery.table import ACTIONS
 DEFAULT_DETECTORS = "combined+finite"
 MEASURED = ("loss", "grad_norm", "param_norm", "update_rms", "second_moment_norm", "learning_rate", "loss_scale")
 """The signals of a run of the user's own loop, as a store names them."""
-OURS_ALONE = ("anticipate", "change_recipe", "shrink_embedding", "swap_data")
+OURS_ALONE = (
+    *("anticipate", "change_recipe", "match_sampler", "raise_penalty", "reset_reference"),
+    *("shrink_embedding", "swap_data"),
+)
 """Actions on a recipe, a model and a text of ours."""
 OF_VALUES = "value"  # the kind of a file that names none
 MOST_BYTES = 2**20  # of a YAML file
