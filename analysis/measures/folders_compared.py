@@ -13,6 +13,7 @@ import xarray as xr
 
 from analysis.measures.statistics import mean_interval
 from analysis.measures.tidy import final_losses
+from analysis.reading.finals import final_loss
 from analysis.reading.groups import flat_config, is_seed, splitting
 from analysis.reading.levels import varies
 from analysis.reading.open_sweep import dataset_of, kept_trials, short_names
@@ -23,16 +24,22 @@ from harness.storage.stored import read_store
 
 OF_WINDOWS = ("data.", "train.validate")  # fields that say on which windows losses are taken
 ABSENT = "-"
+COMPARED = {  # what is compared -> in words, and its unit
+    "validation": ("final validation loss", "nat/token"),
+    "training": ("final training loss", "nat/token"),
+    "quality": ("mean quality of the last completions", "1"),
+}
 
 
 @dataclass(frozen=True)
 class FolderComparison:
     """`table` has a row a cell: the fields in which paired trials differ, and what they ended with.
 
-    Columns `one` and `other` (nat/token, means over seeds), `change` (other - one), `low` and `high` (95%), `pairs`,
+    Columns `one` and `other` (means over seeds of what `compared` names), `change` (other - one), `low` and `high` (95%), `pairs`,
     and `healthy_one`, `healthy_other`: how many of them were trained. `fields` are the cell's, by short name, and
     `between` path -> both values, in which every pair differs. `trained_by` has
     the same of what they were trained by, such as versions. `alone`: trials of each folder without a partner.
+    `compared` is a name in `COMPARED`.
     """
 
     table: pd.DataFrame
@@ -40,6 +47,7 @@ class FolderComparison:
     between: dict[str, tuple[str, str]]
     trained_by: dict[str, tuple[str, str]]
     alone: tuple[int, int]
+    compared: str
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,11 @@ class _Folder:
 
 
 def folders_compared(one: Path, other: Path) -> FolderComparison:
-    """Pair the finished trials of two results folders, and compare their final validation losses.
+    """Pair the finished trials of two results folders, and compare how they ended.
 
     Two trials are a pair if their configurations, seeds included, are the same but for the fields in which all of one
-    folder differ from all of the other, such as a mitigation. Intervals are for other seeds and for other held-out
+    folder differ from all of the other, such as a mitigation. Where no trial of a folder was validated, as a run of the
+    user's own, or the trials are policies, the losses in training are compared. Intervals are for other seeds and for other held-out
     text, of differences on the same windows (`analysis.measures.statistics.mean_interval`), and for other seeds alone
     where the folders have other windows; NaN for one pair, and where a loss is not finite.
 
@@ -74,7 +83,9 @@ def folders_compared(one: Path, other: Path) -> FolderComparison:
     alone = len(keys[0]) - len(pairs), len(keys[1]) - len(pairs)
     configs = [folders[0].configs[number] for number, _ in pairs]
     names, cells = _cells([{path: v for path, v in config.items() if path not in between} for config in configs])
-    ended = [_ended(folder.sweep, [pair[side] for pair in pairs]) for side, folder in enumerate(folders)]
+    compared = _compared(folders, configs[0])
+    chosen = [folder.sweep.isel(trial=[pair[side] for pair in pairs]) for side, folder in enumerate(folders)]
+    ended = [(_ends(sweep, compared), sweep["outcome"].values == TRAINED) for sweep in chosen]
     if any(path.startswith(OF_WINDOWS) for path in between) or ended[0][0].shape != ended[1][0].shape:
         ended = [(losses.mean(axis=1, keepdims=True), healthy) for losses, healthy in ended]  # of unlike windows
     rows = []
@@ -87,7 +98,7 @@ def folders_compared(one: Path, other: Path) -> FolderComparison:
             | {"one": first.mean(), "other": second.mean(), "change": (second - first).mean(), "low": low, "high": high}
             | {"pairs": len(here), "healthy_one": ended[0][1][here].sum(), "healthy_other": ended[1][1][here].sum()}
         )
-    return FolderComparison(pd.DataFrame(rows), list(names.values()), between, _trained_by(*folders), alone)
+    return FolderComparison(pd.DataFrame(rows), list(names.values()), between, _trained_by(*folders), alone, compared)
 
 
 def _opened(folder: Path) -> _Folder:
@@ -136,7 +147,16 @@ def _cells(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], np.nda
     return {path: short[path] for path in names}, cells
 
 
-def _ended(sweep: xr.Dataset, trials: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Losses at the end, [trials, segments], and whether each is healthy."""
-    chosen = sweep.isel(trial=list(trials))
-    return final_losses(chosen), chosen["outcome"].values == TRAINED
+def _compared(folders: Sequence[_Folder], config: Mapping[str, Any]) -> str:
+    if config.get("objective.name") == "policy":
+        return "quality"
+    is_validated = all(folder.sweep["final_validation_loss"].notnull().any() for folder in folders)
+    return "validation" if is_validated else "training"
+
+
+def _ends(sweep: xr.Dataset, compared: str) -> np.ndarray:
+    """What trials ended with, [trials, segments]; of a loss in training a single one."""
+    if compared == "validation":
+        return final_losses(sweep)
+    final = final_loss(sweep).values[:, None]
+    return np.where(np.isfinite(final), -final if compared == "quality" else final, np.nan)

@@ -9,12 +9,11 @@ import pandas as pd
 from analysis.figures.drawing import Drawing
 from analysis.figures.effects import EffectRow, effects
 from analysis.figures.files import check_picture, save_picture
-from analysis.measures.folders_compared import FolderComparison, folders_compared
+from analysis.measures.folders_compared import COMPARED, FolderComparison, folders_compared
 from analysis.reports.printed import table_lines
 from harness.basics.printing import count
 from harness.config.fields import shown
 
-UNITS = "final validation loss in nat/token, mean over seeds; change: other - one, with its 95% interval"
 MOST_CELLS = 60  # of a figure
 ENDED = ("pairs", "healthy_one", "healthy_other")
 
@@ -32,7 +31,9 @@ def told_comparison(one: Path, other: Path, figure: Path | None = None) -> list[
     if not found.between:
         lines.append("  no field differs in all trials: the same configurations, trained twice")
     lines += [f"  trained by {name}: {first} and {second}" for name, (first, second) in found.trained_by.items()]
-    lines += ["", f"{UNITS}:", *table_lines(found.table, 4), ""]
+    words, unit = COMPARED[found.compared]
+    units = f"{words} in {unit}, mean over seeds; change: other - one, with its 95% interval".replace(" in 1,", ",")
+    lines += ["", f"{units}:", *table_lines(found.table, 4), ""]
     lines.append(_summed(found.table))
     pairs, one_trained, other_trained = (int(found.table[name].sum()) for name in ENDED)
     lines.append(f"Of {count(pairs, 'pair')} {one_trained} trained in one folder and {other_trained} in the other.")
@@ -41,7 +42,9 @@ def told_comparison(one: Path, other: Path, figure: Path | None = None) -> list[
             lines.append(f"Note: {count(number, 'trial')} of {folder} without a partner, left out.")
     lost = found.table.query("pairs > healthy_one or pairs > healthy_other")
     if len(lost):
-        lines.append(f"Note: in {count(len(lost), 'cell')} some trials were not trained: healthy_one, healthy_other.")
+        lines.append(
+            f"Note: in {count(len(lost), 'cell')} some runs were lost: healthy_one and healthy_other say how many trained."
+        )
     if figure is not None:
         drawing = drawn_comparison(found)
         if drawing.figure is None:
@@ -72,7 +75,8 @@ def drawn_comparison(found: FolderComparison) -> Drawing:
         "Change from one folder to the other, mean over seeds, 95% intervals of pairs. Blue: lower with certainty; "
         f"orange: higher; grey: either.{more}"
     )
-    return effects(rows, "other - one [nat/token]", "Change of the final validation loss", caption)
+    words, unit = COMPARED[found.compared]
+    return effects(rows, "other - one" if unit == "1" else f"other - one [{unit}]", f"Change of the {words}", caption)
 
 
 def _summed(table: pd.DataFrame) -> str:

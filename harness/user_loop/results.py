@@ -28,12 +28,13 @@ class RunResults:
     _events: list[Event] | None = None  # of all processes, once they have ended together
 
     def __repr__(self) -> str:
-        """What came of it in a line: steps, strikes, incidents, outcome."""
+        """What came of it in a line: steps, strikes, incidents that a playbook answered, outcome."""
         if self._replay is None or not self._replay.series.length:
             return f"<{type(self).__name__}: nothing trained yet>"
-        events, incidents = self.events, self.incidents
+        events = self.events
         strikes = f"{count(len(events), 'strike')}{f' from step {events[0].step} on' if events else ''}"
-        done = f"{count(self._replay.series.length, 'step')}, {strikes}, {count(len(incidents), 'incident')}"
+        answered = f", {count(len(self.incidents), 'incident')} answered" if self._replay.session else ""
+        done = f"{count(self._replay.series.length, 'step')}, {strikes}{answered}"
         return f"<{type(self).__name__}: {done}; {self.outcome}>"
 
     def _gather(self) -> list[Event]:

@@ -93,6 +93,9 @@ class CpuSettings:
     kernels: str = _choice(
         AUTO, "matrix products on a CPU that is not Intel's: auto: AVX-512 where a check finds it faster", *CHOICES
     )
+    threads: int | None = _number(
+        None, "threads of each worker; null: the machine's cores by the number of workers", low=1, high=4096
+    )
 
 
 @dataclass(frozen=True)

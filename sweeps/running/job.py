@@ -158,7 +158,7 @@ def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | E
             return replace(done, pack=job.pack.id)
         checkpoints = checkpoints or job.checkpoints
         checkpoints.folder, checkpoints.about = folder / CHECKPOINTS / left.id, left.to_dict()
-        with share_of_threads(job.processes):
+        with share_of_threads(job.processes, job.run.cpu.threads):
             return replace(_train(part, checkpoints), pack=job.pack.id)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from harness.basics.cpu_kernels import AS_IS, KERNELS, cpu_kernels
 from harness.storage.pack_info import PackInfo
-from sweeps.compose.settings import CpuSettings, RunSettings
+from sweeps.compose.settings import RunSettings
 
 
 def with_kernels(run: RunSettings) -> tuple[RunSettings, str]:
@@ -16,7 +16,7 @@ def with_kernels(run: RunSettings) -> tuple[RunSettings, str]:
     Raises ConfigError for `cpu.kernels` that cannot be had here.
     """
     chosen = cpu_kernels(run.cpu.kernels)
-    return replace(run, cpu=CpuSettings(chosen.name)), f"cpu.kernels: {chosen.name}: {chosen.why}"
+    return replace(run, cpu=replace(run.cpu, kernels=chosen.name)), f"cpu.kernels: {chosen.name}: {chosen.why}"
 
 
 def kernel_notes(run: RunSettings, packs: Iterable[PackInfo]) -> Iterator[str]:

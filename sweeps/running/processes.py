@@ -64,10 +64,10 @@ class Started:
 
 
 @contextlib.contextmanager
-def share_of_threads(processes: int) -> Iterator[None]:
-    """So many processes share the cores that this one had."""
+def share_of_threads(processes: int, asked: int | None = None) -> Iterator[None]:
+    """So many processes share the cores that this one had; or each has as many threads as are `asked` for."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // processes))
+    torch.set_num_threads(asked or max(1, threads // processes))
     try:
         yield
     finally:

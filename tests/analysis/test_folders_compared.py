@@ -122,7 +122,7 @@ def test_a_trial_that_was_lost_leaves_its_cell_without_a_change(tmp_path: Path, 
     assert found.table[found.table["width"] == 32]["change"].notna().all()
     said = "\n".join(told_comparison(folders[0], other))
     assert re.search(r"Of (\d+) pairs \1 trained in one folder and \d+ in the other\.", said)
-    assert "Note: in 2 cells some trials were not trained: healthy_one, healthy_other." in said
+    assert "Note: in 2 cells some runs were lost: healthy_one and healthy_other say how many trained." in said
     drawing = drawn_comparison(found)
     assert drawing.figure is not None and "2 cells left out" in drawing.caption
 
@@ -169,3 +169,36 @@ def test_nothing_to_compare(tmp_path: Path, make: Callable[[Path], Path], reason
 def test_a_name_that_is_no_picture_is_refused_first(folders: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match=r"changes\.jpg: unknown kind of file"):
         told_comparison(*folders, Path("changes.jpg"))
+
+
+def test_runs_that_nobody_validated_are_compared_by_their_training_losses(tmp_path: Path) -> None:
+    """As those of one's own loop; a single pair has a change, and no interval."""
+
+    def loss(trial: Trial) -> np.ndarray:
+        return np.full(trial.train.steps, 3.0 - 0.2 * (trial.mitigation == "qk_norm"))
+
+    nothing = {name: lambda trial: np.full(SEGMENTS, np.nan) for name in ("final_segment_loss", "initial_segment_loss")}
+    never = {"validation_loss": lambda trial: np.full(trial.train.steps, np.nan)}
+    places = [tmp_path / name for name in ("none", "qk_norm")]
+    for place in places:
+        synthetic.write_pack(place, [make_trial(32, 1e-3, 0, place.name)], loss, ends=nothing, signals=never)
+    found = folders_compared(*places)
+    assert found.compared == "training"
+    assert found.table["change"].item() == pytest.approx(-0.2) and np.isnan(found.table["low"].item())
+    lines = told_comparison(*places)
+    assert any(line.startswith("final training loss in nat/token, mean over seeds") for line in lines)
+    assert drawn_comparison(found).figure is not None
+
+
+def test_policies_are_compared_by_what_their_completions_are_worth(tmp_path: Path) -> None:
+    def policy(mitigation: str, seed: int) -> Trial:
+        trial = make_trial(32, 1e-3, seed, mitigation)
+        return replace(trial, extras=(*trial.extras, ("objective", replace(trial.objective, name="policy"))))
+
+    def loss(trial: Trial) -> np.ndarray:
+        return np.full(trial.train.steps, -0.5 - 0.25 * (trial.mitigation == "qk_norm") - 0.01 * trial.seed)
+
+    places = [written(tmp_path / name, [policy(name, seed) for seed in SEEDS], loss) for name in ("none", "qk_norm")]
+    found = folders_compared(*places)
+    assert found.compared == "quality" and found.table["change"].item() == pytest.approx(0.25)
+    assert any("mean quality of the last completions, mean over seeds" in line for line in told_comparison(*places))

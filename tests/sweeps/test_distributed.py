@@ -80,6 +80,8 @@ def test_processes_share_workers_threads_and_memory(job: Job) -> None:
     for processes, threads in ((1, 4), (2, 2), (3, 1), (8, 1)):
         with share_of_threads(processes):
             assert torch.get_num_threads() == threads
+    with share_of_threads(3, 2):
+        assert torch.get_num_threads() == 2, "as asked for by cpu.threads"
     assert torch.get_num_threads() == 4
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from analysis.reading.open_sweep import fault_events
 from tests.sweeps import command
@@ -32,6 +33,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(undisturbed: Path, tmp_path: Path) -> Path:
     """Results of GRID to go on with."""
     return Path(shutil.copytree(undisturbed, tmp_path / "out"))
+
+
+def test_threads_change_no_bit(undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    set_threads = torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: (asked.append(count), set_threads(count))[1])
+    ended = command.call(*command.tiny(*GRID, f"out={tmp_path}/out", "cpu.threads=3"))
+    assert ended.status == 0 and 3 in asked
+    assert np.array_equal(command.results(tmp_path / "out").loss.values, command.results(undisturbed).loss.values)
+    assert command.refused(tmp_path, *command.tiny("out=out", "cpu.threads=0")) == [
+        "error: cpu.threads=0: out of range; allowed: >= 1 and <= 4096 or null"
+    ]
 
 
 def test_results_are_there(undisturbed: Path) -> None:

@@ -87,7 +87,7 @@ def test_it_says_in_a_line_what_came_of_it() -> None:
             optimizer.step()
             run.observe(loss)
     said = repr(run)
-    assert said.startswith("<AttachedRun: 4 steps, 1 strike from step 2 on, 0 incidents; "), said
+    assert said.startswith("<AttachedRun: 4 steps, 1 strike from step 2 on; "), said
     assert said.endswith(f"; {run.outcome}>")
 
 
