@@ -35,10 +35,10 @@ COMPARED = {  # what is compared -> in words, and its unit
 class FolderComparison:
     """`table` has a row a cell: the fields in which paired trials differ, and what they ended with.
 
-    Columns `one` and `other` (means over seeds of what `compared` names), `change` (other - one), `low` and `high` (95%), `pairs`,
-    and `healthy_one`, `healthy_other`: how many of them were trained. `fields` are the cell's, by short name, and
-    `between` path -> both values, in which every pair differs. `trained_by` has
-    the same of what they were trained by, such as versions. `alone`: trials of each folder without a partner.
+    Columns `one` and `other` (means over seeds of what `compared` names), `change` (other - one), `low` and `high`
+    (95%), `pairs`, and `healthy_one`, `healthy_other`: how many of them were trained. `fields` are the cell's, by short
+    name, and `between` path -> both values, in which every pair differs. `trained_by` has the same of what they were
+    trained by, such as versions. `alone`: trials of each folder without a partner.
     `compared` is a name in `COMPARED`.
     """
 
@@ -64,9 +64,9 @@ def folders_compared(one: Path, other: Path) -> FolderComparison:
 
     Two trials are a pair if their configurations, seeds included, are the same but for the fields in which all of one
     folder differ from all of the other, such as a mitigation. Where no trial of a folder was validated, as a run of the
-    user's own, or the trials are policies, the losses in training are compared. Intervals are for other seeds and for other held-out
-    text, of differences on the same windows (`analysis.measures.statistics.mean_interval`), and for other seeds alone
-    where the folders have other windows; NaN for one pair, and where a loss is not finite.
+    user's own, or the trials are policies, the losses in training are compared. Intervals are for other seeds and for
+    other held-out text, of differences on the same windows (`analysis.measures.statistics.mean_interval`), and for
+    other seeds alone where the folders have other windows; NaN for one pair, and where a loss is not finite.
 
     Raises:
         ConfigError: No pair, or as `analysis.open_sweep`.
