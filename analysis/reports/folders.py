@@ -42,9 +42,8 @@ def told_comparison(one: Path, other: Path, figure: Path | None = None) -> list[
             lines.append(f"Note: {count(number, 'trial')} of {folder} without a partner, left out.")
     lost = found.table.query("pairs > healthy_one or pairs > healthy_other")
     if len(lost):
-        lines.append(
-            f"Note: in {count(len(lost), 'cell')} some runs were lost: healthy_one and healthy_other say how many trained."
-        )
+        where = count(len(lost), "cell")
+        lines.append(f"Note: in {where} some runs were lost: healthy_one and healthy_other say how many trained.")
     if figure is not None:
         drawing = drawn_comparison(found)
         if drawing.figure is None:
