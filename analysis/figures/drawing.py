@@ -44,8 +44,18 @@ class Drawing:
             text.set_parse_math(False)
 
 
+def _plain(x: float) -> str:
+    """A number as people write it: 0.001, 30, 200,000, 3 million; a power of ten where that is longer."""
+    if 1e4 <= abs(x) < 1e6:
+        return f"{x:,.0f}"
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if unit <= abs(x) < 1000 * unit:
+            return f"{x / unit:g} {name}"
+    return f"{x:g}"
+
+
 class _Plain(Formatter):
-    """The numbers that another formatter would label, as `0.01` and `1e+30`."""
+    """The numbers that another formatter would label, as `0.01`, `100,000` and `1e+30`."""
 
     def __init__(self, chosen: LogFormatter):
         self._chosen = chosen
@@ -58,7 +68,7 @@ class _Plain(Formatter):
         self._chosen.set_locs(locs)
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        return f"{x:g}" if self._chosen(x, pos) else ""
+        return _plain(x) if self._chosen(x, pos) else ""
 
 
 @contextmanager
