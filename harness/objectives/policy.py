@@ -164,9 +164,10 @@ class Policy(NextToken):
             self.options.correction,
         )
         self._reward = REWARDS[self.options.reward](corpus.vocabulary, device)
+        self._reward.read(corpus)
 
     def join(self, here: Sequence[Trial], model: GPT, weights: Rows, state: State) -> None:
-        self.rollouts = Rollouts(self._planned, here, model, weights, state)
+        self.rollouts = Rollouts(self._planned, here, model, weights, state, self._reward)
         self._model = model
         model.taps.names.extend(self.taps)
 

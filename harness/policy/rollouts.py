@@ -30,8 +30,7 @@ from harness.policy.penalty import PenaltyConstant
 from harness.policy.probabilities import TokenScores, token_scores
 from harness.policy.rows import PassingRows, SiteStrikes
 from harness.policy.sampling import NOISE, TEXT, drawn, streams_of, uniforms
-from harness.rewards.base import cumulated
-from harness.rewards.table import REWARDS
+from harness.rewards.base import Reward, cumulated
 
 SAME = "same"  # the sampler's format: that of the trainer
 
@@ -39,14 +38,21 @@ SAME = "same"  # the sampler's format: that of the trainer
 class Rollouts:
     """Of a pack whose objective is a policy. `here` are the trials of its rows as it is made, `planned` all."""
 
-    def __init__(self, planned: Sequence[Trial], here: Sequence[Trial], model: GPT, weights: Rows, state: State):
+    def __init__(
+        self,
+        planned: Sequence[Trial],
+        here: Sequence[Trial],
+        model: GPT,
+        weights: Rows,
+        state: State,
+        reward: Reward,
+    ):
         first, device, dtype = here[0], weights.used.device, weights.used.dtype
         self.options, self._planned, self._model = first.section("policy"), planned, model
         self.prompt, self._sequences = prompt_tokens(first), first.train.sequences
         self._device, self._dtype, self._layout = device, dtype, model.layout
         rows, batch, length = len(here), first.train.batch, first.model.context + 1
-        vocabulary = model.layout.by_name["embedding"].shape[0]
-        self.reward = REWARDS[self.options.reward](vocabulary, device)
+        self.reward = reward
         self._reads_alone = may_read_alone(first, device)
         self._start, self._start_of = weights.used.clone(), {t.golden.id: row for row, t in enumerate(here)}
         sampler = first.train if self.options.sampler == SAME else replace(first.train, precision=self.options.sampler)
