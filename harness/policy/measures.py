@@ -62,6 +62,14 @@ def distinct(tokens_RxBxT: Tensor, group: int) -> Tensor:
     return (~occurred(names)).flatten(1).sum(1).double() / tokens_RxBxT.shape[1]
 
 
+def correlation(one_RxB: Tensor, other_RxB: Tensor) -> Tensor:
+    """Pearson's, of each row, float64 [R]; 0 where one of them has no spread."""
+    first, second = (x - sums.mean(x)[:, None] for x in (one_RxB, other_RxB))
+    size = (sums.total(first * first) * sums.total(second * second)).sqrt()
+    has_spread = (spread(one_RxB) > 0) & (spread(other_RxB) > 0)
+    return torch.where(has_spread, sums.total(first * second) / torch.where(has_spread, size, 1.0), 0.0)
+
+
 class ScoredTokens:
     """Log-probabilities of a rollout's tokens under its policies, entropies, and k3, [R, B, T] each."""
 
