@@ -8,7 +8,7 @@ falls as the policy learns; what is differentiated is the signal `surrogate_loss
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from harness.model.gpt import GPT
 from harness.model.state import Rows, State
 from harness.objectives.base import Steps
 from harness.objectives.next_token import NextToken
-from harness.objectives.outcome import judge_rewards
+from harness.objectives.outcome import PROXY, VARIETY, judge_policy
 from harness.policy.advantages import BASELINES, SCALES
 from harness.policy.losses import (
     CORRECTIONS,
@@ -162,6 +162,7 @@ class Policy(NextToken):
 
     may_replay = False
     is_sampled = True
+    judged_by = (*VARIETY, PROXY)
     taps = (STEP_TAP, ROLLOUT_TAP, PROXY_TAP)
 
     def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device):
@@ -276,7 +277,23 @@ class Policy(NextToken):
             model.taps(ROLLOUT_TAP, torch.cat((self.rollouts.measures[rows], beta), 1), rows)
 
     def judge(self, loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
-        return judge_rewards(-loss[:: self.options.updates], nonfinite_step)
+        return self.judge_with({}, loss, nonfinite_step, is_untrained)
+
+    def judge_with(
+        self, read: Mapping[str, np.ndarray], loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True
+    ) -> str:
+        unread = np.full_like(loss, np.nan)
+        names = VARIETY if self.options.proxy is None else self.judged_by
+        of_rollouts = {name: self._of_rollouts(read[name] if name in read else unread) for name in names}
+        return judge_policy(self._of_rollouts(-loss), of_rollouts, nonfinite_step)
+
+    def _of_rollouts(self, values: np.ndarray) -> np.ndarray:
+        """From numbers of each step those of each rollout, read at any of its steps; NaN: at none."""
+        every = self.options.updates
+        padded = np.full((-(-len(values) // every), every), np.nan)
+        padded.flat[: len(values)] = values
+        is_read = ~np.isnan(padded)
+        return padded[np.arange(len(padded)), is_read.argmax(1)]
 
 
 def refused(trial: Trial) -> Iterator[str]:
