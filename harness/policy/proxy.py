@@ -80,6 +80,17 @@ class Proxy:
         return torch.where(mask_RxBxT, before * self._vocabulary + completions_RxBxT, self._vocabulary**2)
 
 
+def fit_bytes(trial: Trial) -> tuple[int, int]:
+    """About how much the fit takes at once, and for each row of the pack; nothing without a learned reward."""
+    labels = trial.section("policy").proxy
+    if trial.objective.name != "policy" or labels is None:
+        return 0, 0
+    batches = -(-labels // trial.train.batch) * trial.train.batch
+    sequences = batches * (trial.model.context + 1) * 8  # bytes of them, which are there as tokens, pairs and masks
+    counts = min(AT_ONCE, labels * (trial.data.vocabulary**2 + 1))
+    return 8 * (3 * labels**2 + 2 * counts), 3 * sequences + 8 * MOST_LABELS
+
+
 def ridge(pairs_mxT: Tensor, labels_m: Tensor, features: int) -> Tensor:
     """Weights of so many pairs and, behind them, the intercept, float64 [features + 1]; a pair `features` is none.
 

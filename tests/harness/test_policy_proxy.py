@@ -12,8 +12,9 @@ from torch import Tensor
 
 from harness.config import ConfigError, Trial
 from harness.config.trial import Playbook
+from harness.memory.allocations import Allocations
 from harness.policy.measures import correlation
-from harness.policy.proxy import Proxy, common, ridge
+from harness.policy.proxy import Proxy, common, fit_bytes, ridge
 from harness.policy.rollouts import Rollouts
 from harness.testing import engine
 from harness.testing.changes import Change, fill_first
@@ -128,6 +129,16 @@ def test_a_row_that_goes_back_to_the_start_learns_the_same_again() -> None:
     for name, values in run.pack.rows_state:
         if name.startswith(("rollout_", "proxy", "weights")):
             assert torch.equal(values[0], values[1]), name
+
+
+@pytest.mark.parametrize(("labels", "vocabulary"), [(600, 64), (300, 512), (20, 256)])
+def test_what_the_fit_takes_is_counted(labels: int, vocabulary: int) -> None:
+    device = torch.device("cpu")
+    pairs, gold = torch.randint(0, vocabulary**2, (labels, 9)), torch.rand(labels, dtype=torch.float64)
+    with Allocations(device) as watch, watch.phase("fit"):
+        ridge(pairs, gold, vocabulary**2)
+    counted, _ = fit_bytes(policy(0, {"proxy": labels}, vocabulary=vocabulary))
+    assert watch.peaks["fit"] <= counted <= 2.5 * watch.peaks["fit"]
 
 
 def test_fields_of_proxies_leave_older_ids_alone() -> None:
