@@ -159,9 +159,7 @@ def rehearsal(trial: Trial) -> Trial:
     rehearsed = replace(trial, train=train, schedule=schedule, model=replace(trial.model, start=None), fault=NO_FAULT)
     if trial.section("policy").proxy is not None:
         policy = replace(trial.section("policy"), proxy=FEW_LABELS)
-        rehearsed = replace(
-            rehearsed, extras=tuple((k, policy if k == "policy" else v) for k, v in rehearsed.extras)
-        )
+        rehearsed = replace(rehearsed, extras=tuple((k, policy if k == "policy" else v) for k, v in rehearsed.extras))
     if trial.section("playbook.snapshot").on == "host":  # in main memory
         others = tuple((name, values) for name, values in rehearsed.extras if name != "playbook")
         rehearsed = replace(rehearsed, extras=others)

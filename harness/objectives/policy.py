@@ -284,7 +284,8 @@ class Policy(NextToken):
     ) -> str:
         unread = np.full_like(loss, np.nan)
         names = VARIETY if self.options.proxy is None else self.judged_by
-        of_rollouts = {name: self._of_rollouts(read[name] if name in read else unread) for name in names}
+        signals = dict.fromkeys(names, unread) | dict(read)
+        of_rollouts = {name: self._of_rollouts(values) for name, values in signals.items()}
         return judge_policy(self._of_rollouts(-loss), of_rollouts, nonfinite_step)
 
     def _of_rollouts(self, values: np.ndarray) -> np.ndarray:
@@ -326,6 +327,6 @@ def refused(trial: Trial) -> Iterator[str]:
         key = f"moe.lag={experts.lag}" if experts.lag else "moe.routing=frozen"
         yield f"{key}: objective=policy samples what trains, so nobody looks at it before; allowed: lag 0, routing live"
     if options.proxy is not None and trial.data.vocabulary > LARGEST:
-        why = f"data.vocabulary={trial.data.vocabulary} has too many pairs; allowed: a vocabulary up to {LARGEST}, or null"
-        yield f"policy.proxy={options.proxy}: {why}"
+        why = f"data.vocabulary={trial.data.vocabulary} has too many pairs"
+        yield f"policy.proxy={options.proxy}: {why}; allowed: a vocabulary up to {LARGEST}, or null"
     yield from REWARDS[options.reward].refused(trial, prompt, context + 1 - prompt)

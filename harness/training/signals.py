@@ -256,10 +256,10 @@ class Recorder:
             "blocks": [(first, block.state()) for first, block in self._blocks.items()],
             "pending": sorted(self._pending),
             "speeds": list(self._speeds.items()),
+            "judged": [(first, _tensors(read)) for first, read in self._judged.items()],
             "losses": [(first, torch.from_numpy(losses)) for first, losses in self._losses.items()],
             "seconds": time.perf_counter() - self._started,
             "passed": self._passed,
-            **({"judged": [(first, _tensors(read)) for first, read in self._judged.items()]} if self._judged_by else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -268,6 +268,7 @@ class Recorder:
         self.provenance = dict(state["provenance"])
         self._pending = set(state["pending"])
         self._losses = {first: losses.numpy() for first, losses in state["losses"]}
+        # Checkpoints that are older have none, and were judged by the loss alone.
         judged = state["judged"] if self._judged_by else [(first, {}) for first in self._losses]
         self._judged = {first: {name: values.numpy() for name, values in read.items()} for first, read in judged}
         for name, losses in self._ends.items():
