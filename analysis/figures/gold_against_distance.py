@@ -40,8 +40,10 @@ def gold_against_distance(results: Results) -> Drawing:
         panel.set(title="Gold reward against the distance from the start", ylabel="gain in reward over the start")
         panel.set_xlabel("sqrt(KL to the start) of a completion [sqrt(nat)]")
         handles = list(panel.get_legend_handles_labels()[0])
-        kinds = [("--", "learned reward")] * has_proxy + [(":", "fit d (alpha - beta log d)")] * bool(laws)
-        handles += [Line2D([], [], color="0.3", linestyle=style, label=words) for style, words in kinds]
+        if has_proxy:
+            handles.append(Line2D([], [], color="0.3", linestyle="--", label="learned reward"))
+        if laws:
+            handles.append(Line2D([], [], color="0.3", linestyle=":", label="fit d (alpha - beta log d)"))
         legend_below(figure, handles)
     return Drawing(figure, _caption(shown, laws, len(curves) - len(shown)))
 

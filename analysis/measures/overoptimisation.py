@@ -31,7 +31,7 @@ class Law:
 
     def at(self, distance: np.ndarray) -> np.ndarray:
         """R(d)."""
-        return basis(distance) @ np.array([self.alpha[0], self.beta[0]])
+        return np.asarray(basis(distance) @ np.array([self.alpha[0], self.beta[0]]))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _curve(name: str, read: xr.Dataset) -> DistanceCurve:
 def _gains(values: np.ndarray) -> np.ndarray:
     """Less the first one that is known of each run, [run, step]."""
     first = np.isfinite(values).argmax(axis=1)
-    return values - values[np.arange(len(values)), first][:, None]
+    return np.asarray(values - values[np.arange(len(values)), first][:, None])
 
 
 def _in_bins(values: np.ndarray, places: np.ndarray) -> np.ndarray:

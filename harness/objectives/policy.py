@@ -294,7 +294,7 @@ class Policy(NextToken):
         padded = np.full((-(-len(values) // every), every), np.nan)
         padded.flat[: len(values)] = values
         is_read = ~np.isnan(padded)
-        return padded[np.arange(len(padded)), is_read.argmax(1)]
+        return np.asarray(padded[np.arange(len(padded)), is_read.argmax(1)])
 
 
 def refused(trial: Trial) -> Iterator[str]:

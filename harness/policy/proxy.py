@@ -48,7 +48,8 @@ class Proxy:
 
     def batches(self, batch: int) -> int:
         """How many of so many completions have to be labelled."""
-        return -(-max(self._labels) // batch)
+        most: int = max(self._labels)
+        return -(-most // batch)
 
     def streams(self, number: int) -> Tensor:
         """Where the random numbers begin by which this one of them is sampled, int64 [R]."""

@@ -240,8 +240,8 @@ class Rollouts:
                 tokens = self._windows(number)
                 for rows in passing.parts:
                     self._complete(self._reference, tokens, rows, proxy.streams(number))
-                parts = tokens[:, :, : self.prompt], (completions := tokens[:, :, self.prompt :])
-                parts = *parts, self.mask_of(completions)
+                completions = tokens[:, :, self.prompt :]
+                parts = tokens[:, :, : self.prompt], completions, self.mask_of(completions)
                 found.append((proxy.pairs(*parts), self.reward.quality(*parts)))
             pairs, gold = (torch.cat(values, 1) for values in zip(*found, strict=True))
             proxy.fit(pairs, gold, [row for row, begins in enumerate(self._begins) if begins], is_first)
