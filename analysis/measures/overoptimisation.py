@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from analysis.measures.metrics import clean_trials, coordinates, swept_axes
 from analysis.measures.statistics import mean_interval
-from analysis.reading.levels import word
+from analysis.reading.levels import in_order, word
 from harness.basics.printing import label
 
 READ = ("quality", "reference_kl")
@@ -51,7 +52,7 @@ class DistanceCurve:
 
 
 def distance_curves(sweep: xr.Dataset) -> list[DistanceCurve]:
-    """A curve for each arm of the finished policies without a fault, in the order of the dataset."""
+    """A curve for each arm of the finished policies without a fault, in the order of its fields' values."""
     if not set(READ) <= set(sweep.data_vars):
         return []
     clean = clean_trials(sweep)
@@ -60,8 +61,10 @@ def distance_curves(sweep: xr.Dataset) -> list[DistanceCurve]:
     read = clean[[name for name in (*READ, PROXY) if name in clean.data_vars]].transpose("trial", "step")
     is_there = table["complete"].to_numpy() & np.isfinite(read["quality"].values).any(axis=1)
     names = [", ".join(f"{label(axis)} = {word(row[axis])}" for axis in axes) for _, row in table.iterrows()]
+    places = np.array([pd.Index(in_order(table[axis])).get_indexer(table[axis]) for axis in axes])
+    rows_in_order = np.lexsort(places[::-1]) if axes else range(len(table))
     found = []
-    for name in dict.fromkeys(one for one, known in zip(names, is_there, strict=True) if known):
+    for name in dict.fromkeys(names[row] for row in rows_in_order if is_there[row]):
         rows = [row for row, one in enumerate(names) if one == name and is_there[row]]
         found.append(_curve(name or "all", read.isel(trial=rows)))
     return found
