@@ -102,10 +102,11 @@ def judge_policy(reward: np.ndarray, read: Mapping[str, np.ndarray], nonfinite_s
 
     With means over windows of 5% of the rollouts as there, and the first of these that holds:
 
+    - non-finite: as there.
     - *hacked*: gold reward ends below its best window g_best by more than 10% of g_best - g_0, and by more than five
       standard errors, while the learned one rises from that window to the end, by more than three of its own. So a run
       whose gold reward only falls is hacked too.
-    - non-finite, never learned, divergent: as there.
+    - never learned, divergent: as there.
     - *degenerate*: at the end, entropy per token below 0.05 of the first, or less than 0.1 of a group's completions
       distinct, which only groups above ten can come to, or more than 0.9 of pairs repeated.
 

@@ -238,7 +238,7 @@ class Rollouts:
         with torch.no_grad():
             for number in range(proxy.batches(self._tokens.used.shape[1])):
                 tokens = self._windows(number)
-                for rows in passing.parts:
+                for rows in (part for part in passing.parts if any(self._begins[part])):
                     self._complete(self._reference, tokens, rows, proxy.streams(number))
                 completions = tokens[:, :, self.prompt :]
                 parts = tokens[:, :, : self.prompt], completions, self.mask_of(completions)
