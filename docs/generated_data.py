@@ -19,6 +19,7 @@ from sweeps.running.processes import RankFailed
 FROM = {
     Needs.SWEEP: "any sweep; `report` has it",
     Needs.GUARDS: "a sweep whose guards or readings show signals; `report` has it",
+    Needs.POLICIES: "a sweep with `objective.name=policy`; `report` has it",
     Needs.SEARCHES: "a sweep with `search=NAME`; `report` has it",
     Needs.COMPARISON: "a sweep over mitigations; `report` has it",
     Needs.OUTCOMES: "a sweep with faults, such as `study=campaign`; `campaign` has it",

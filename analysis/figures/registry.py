@@ -37,6 +37,7 @@ class Needs(StrEnum):
 
     SWEEP = "sweep"
     GUARDS = "guards"
+    POLICIES = "policies"
     SEARCHES = "searches"
     COMPARISON = "comparison"
     OUTCOMES = "outcomes"
@@ -78,6 +79,11 @@ class Results:
     def guard_signals(self) -> list[str]:
         """The variables [trial, step] that guards declared (`harness/guards/base.py`)."""
         return sorted(str(name) for name in self.sweep.data_vars if name not in TAKEN)
+
+    @property
+    def has_policies(self) -> bool:
+        """Whether some trial has sampled what it trained on."""
+        return "reference_kl" in self.sweep.data_vars
 
     @cached_property
     def searches(self) -> Sequence[History]:

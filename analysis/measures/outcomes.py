@@ -17,7 +17,7 @@ from analysis.measures.envelope import Envelope, weaknesses
 from analysis.reading.open_sweep import UNFINISHED
 from analysis.reading.twins import Trials, after_last, blocks, deviations, final_window, twin_curves
 from harness.config import NO_FAULT
-from harness.objectives.outcome import DIVERGENT, ENDED_BADLY, LOST_SHARE, NON_FINITE, TRAINED
+from harness.objectives.outcome import DIVERGENT, ENDED_BADLY, LOST_SHARE, NON_FINITE
 
 MASKED, RECOVERED, LINGERING = "masked", "recovered", "lingering"
 OUTCOMES = (MASKED, RECOVERED, LINGERING, DIVERGENT, NON_FINITE)
@@ -70,9 +70,9 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
       6. unjudged: there is no finished golden twin; or it became non-finite itself, so that there is no ending to
          compare with, unless the trial did so at the same step and never left the envelope before (masked).
       7. masked: the loss never left the envelope, deviation_max <= envelope_max.
-      8. divergent: the trial diverged or has never learned by the harness's criterion (`outcome`), its golden twin is
-         trained by it, and the trial ended above the twin by more than half of what that had learned, its first loss
-         less its mean over the final steps.
+      8. divergent: the trial diverged, has never learned or is hacked by the harness's criterion (`outcome`), its
+         golden twin is none of these, and the trial ended above the twin by more than half of what that had learned,
+         its first loss less its mean over the final steps.
       9. recovered: it ended inside, deviation_final <= envelope_final.
       10. lingering: it ended outside.
 
@@ -150,7 +150,7 @@ def _fault_outcome(trials: Trials, table: pd.DataFrame) -> np.ndarray:
     is_bitwise = ~np.isnan(trials.masked_step)
     is_still = ~(table["largest"] > 0).to_numpy()
     is_alike = is_inside & (trials.nonfinite_step == trials.nonfinite_step[twin])
-    has_diverged = np.isin(trials.ending, ENDED_BADLY) & (trials.ending[twin] == TRAINED)
+    has_diverged = np.isin(trials.ending, ENDED_BADLY) & ~np.isin(trials.ending[twin], ENDED_BADLY)
     has_diverged &= (table["final_rise"] > LOST_SHARE * table["learned"].clip(lower=0)).to_numpy()
     has_returned = (table["final"] <= table["envelope_final"].fillna(0)).to_numpy()
     rules = [

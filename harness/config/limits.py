@@ -26,3 +26,4 @@ MORE_REPEATED = 0.1
 
 KEPT_EVENTS = 64  # of a trial; a fault that lasts for the whole run would fill the store otherwise
 SEGMENTS = 64  # of the held-out text, at most: each has a loss of its own, from which the error of their mean is known
+MOST_LABELS = 4096  # to which a reward is fitted: a matrix of that size is solved for each trial

@@ -85,6 +85,7 @@ YOUNGER = (
         ("model", name)
         for name in ("dyt_alpha", "depth_scaled_norms", "value_norm", "attention_gate", "attention_sink")
     ),
+    *(("policy", name) for name in ("proxy", "proxy_noise")),
     *(("model", name) for name in ("residual_streams", "stream_mixing", "stream_gate")),
 )
 """Fields that are younger than trials that are stored, whose ids stay what they are; so are all readings but these."""

@@ -64,6 +64,15 @@ class Corpus:
             total += np.bincount(self.train[start : start + (1 << 22)], minlength=self.vocabulary)
         return total
 
+    @cached_property
+    def pair_counts(self) -> npt.NDArray[np.int64]:
+        """How often each token follows each other one in the training part: int64 [vocabulary before, vocabulary]."""
+        total, pairs = np.zeros(self.vocabulary**2, np.int64), len(self.train) - 1
+        for start in range(0, pairs, 1 << 22):
+            tokens = self.train[start : min(start + (1 << 22), pairs) + 1].astype(np.int64)
+            total += np.bincount(tokens[:-1] * self.vocabulary + tokens[1:], minlength=len(total))
+        return total.reshape(self.vocabulary, self.vocabulary)
+
 
 def refused(trial: Trial) -> Iterator[str]:
     """A source without its files, or with another tokenizer's."""

@@ -157,12 +157,14 @@ def _result(pack: Pack, fault_schedule: FaultSchedule, recorder: Recorder, answe
     recorder.close()
     answers.provenances.look()
     numbers = range(len(pack.planned))
-    losses, ends = recorder.losses(), recorder.ends()
+    losses, ends, read = recorder.losses(), recorder.ends(), recorder.judged()
     nonfinite = [recorder.nonfinite_step(number) for number in numbers]
     return Result(
         outcome=[
-            pack.objective.judge(loss, step, trial.model.start is None)
-            for loss, step, trial in zip(losses, nonfinite, pack.planned, strict=True)
+            pack.objective.judge_with(
+                {name: values[number] for name, values in read.items()}, loss, step, trial.model.start is None
+            )
+            for number, loss, step, trial in zip(numbers, losses, nonfinite, pack.planned, strict=True)
         ],
         nonfinite_step=nonfinite,
         masked_step=[pack.twins.masked.get(number) for number in numbers],

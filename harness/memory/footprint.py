@@ -23,6 +23,7 @@ from harness.loop.loop import train
 from harness.memory.allocations import Allocations
 from harness.model.precision import FORMATS
 from harness.optim.clippers import CLIPPERS
+from harness.policy.proxy import fit_bytes
 from harness.training.pack import Pack
 from harness.training.pack_sizes import largest_part, part_size, rows_at_once, windows_at_once
 from harness.training.sites import FaultSchedule
@@ -36,6 +37,7 @@ multiplies, and the backward pass has one of its own."""
 SHALLOW = 3, 4
 """Depths that tell of deeper models: each block takes as much as another."""
 MICRO_BATCHES = 3  # of a step, at most, that are counted: more take as much
+FEW_LABELS = 2  # of a learned reward, whose fit is counted by a formula
 LEARN, VALIDATE = "learn", "validate"  # phases of a step; what is in neither of them is its rest
 HELD = "held"
 
@@ -104,8 +106,9 @@ def footprint(trial: Trial, beside: float = 0) -> Footprint:
     found = _FOUND[kind]
     # A rate for each step, of which the trial that was counted has one.
     rates = (trial.steps - 1) * FORMATS[trial.train.precision][0].itemsize
-    peaks = {name: replace(peak, row=peak.row + rates) for name, peak in found.peaks.items()}
-    beside += (trial.steps - 1) * 8  # how many tokens it has trained on after each
+    fit, fit_of_row = fit_bytes(trial)  # of a learned reward, of which the trial that was counted has few labels
+    peaks = {name: replace(peak, row=peak.row + rates + fit_of_row) for name, peak in found.peaks.items()}
+    beside += fit + (trial.steps - 1) * 8  # how many tokens it has trained on after each
     return replace(found, held=replace(found.held, row=found.held.row + rates), peaks=peaks, beside=beside)
 
 
@@ -154,8 +157,11 @@ def rehearsal(trial: Trial) -> Trial:
     train = replace(trial.train, steps=1, batch=batch, micro_batches=micro, validate_tokens=tokens, validate_between=1)
     schedule = replace(trial.schedule, sequence_start=None, batch_start=None)
     rehearsed = replace(trial, train=train, schedule=schedule, model=replace(trial.model, start=None), fault=NO_FAULT)
+    if trial.section("policy").proxy is not None:
+        policy = replace(trial.section("policy"), proxy=FEW_LABELS)
+        rehearsed = replace(rehearsed, extras=tuple((k, policy if k == "policy" else v) for k, v in rehearsed.extras))
     if trial.section("playbook.snapshot").on == "host":  # in main memory
-        others = tuple((name, values) for name, values in trial.extras if name != "playbook")
+        others = tuple((name, values) for name, values in rehearsed.extras if name != "playbook")
         rehearsed = replace(rehearsed, extras=others)
     return rehearsed
 

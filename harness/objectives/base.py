@@ -33,6 +33,7 @@ class Objective:
     acted: Mapping[str, Tensor] = {}  # [R] by part of the recipe: where it changed what trains
     may_replay: ClassVar[bool] = False  # whether `loss` and `window_losses` do the same each time, on the device alone
     is_sampled: ClassVar[bool] = False  # whether what trains comes from the model, so that no trial alone tells of it
+    judged_by: ClassVar[Sequence[str]] = ()  # signals of readings, one number a step, by which it judges runs
     taps: ClassVar[Sequence[str]] = ()  # what it shows of its passes, beside the model's own taps
 
     def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device): ...
@@ -98,6 +99,12 @@ class Objective:
     def reset_reference(self, row: int) -> None:
         """The weights of a row, as they are now, become the reference of its policy."""
         raise NotImplementedError
+
+    def judge_with(
+        self, read: Mapping[str, np.ndarray], loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True
+    ) -> str:
+        """The same, with the signals of `judged_by` that were read, [steps] each."""
+        return self.judge(loss, nonfinite_step, is_untrained)
 
     def judge(self, loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
         """How a run ended: from its training loss, [steps], and the step at which it stopped being finite, if any.

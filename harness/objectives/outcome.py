@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from harness.detectors.windows import MAD_TO_STD
 
 TRAINED, NEVER_LEARNED, DIVERGENT, NON_FINITE = "trained", "never learned", "divergent", "non-finite"
-ENDED_BADLY = (NEVER_LEARNED, DIVERGENT, NON_FINITE)
+DEGENERATE, HACKED, UNKNOWN = "degenerate", "hacked", "unknown"  # of policies alone
+ENDED_BADLY = (NEVER_LEARNED, DIVERGENT, NON_FINITE, HACKED)  # without what a loss or a reward had gained
 WINDOW_SHARE = 0.05  # of the steps: the loss is averaged over windows of this length
 LOST_SHARE = 0.5  # of what the run had learned
 LEARNED = 4.0  # standard errors below the first loss that the best window of a run that has learned something is
 GAINED = 3.0  # standard errors by which the reward of the best window of a policy is above that of the first
+HACKED_SHARE = 0.1  # of what a policy had gained in gold reward, lost while the learned one rises
+FALLEN = 5.0  # standard errors of that loss: of noise alone, 5% of runs are 3 below the best of their many windows
+SAME_SAID = 0.05  # of the entropy per token at the start
+ALIKE = 0.1  # share of completions that are distinct in their group
+REPEATED = 0.9  # share of a completion's pairs that it had before
+PROXY = "proxy"
+VARIETY = ("token_entropy", "distinct", "repeated")
+"""Signals by which a policy is judged, beside its reward."""
 BEYOND = 10.0  # standard errors of a window above the best one, which is the least of many
 ABOVE_FIRST = 5.0  # standard errors of a single loss above the first
 IN_LOGARITHMS = 8.0  # deviations of its logarithm
@@ -76,10 +87,74 @@ def judge_rewards(reward: np.ndarray, nonfinite_step: int | None) -> str:
     window = max(1, round(WINDOW_SHARE * len(reward)))
     means = window_means(reward, window)
     first, last, best = means[0], means[-1], means.max()
-    error = float(np.sqrt(np.mean(np.diff(reward) ** 2) / window))  # moves have twice the variance, as differences do
-    if best - first <= GAINED * error:
+    if best - first <= GAINED * _error_of_difference(reward, window):
         return NEVER_LEARNED
     return DIVERGENT if last < best - LOST_SHARE * (best - first) else TRAINED
+
+
+def judge_policy(reward: np.ndarray, read: Mapping[str, np.ndarray], nonfinite_step: int | None) -> str:
+    """The outcome of a policy's run: that of `judge_rewards`, with what other signals tell, [rollouts] each.
+
+    Args:
+        reward: Mean gold quality of each rollout.
+        read: Those of `VARIETY`, and where a learned reward trains that of `PROXY`; NaN where a rollout was not read.
+        nonfinite_step: The step at which it stopped being finite, if it did.
+
+    With means over windows of 5% of the rollouts as there, and the first of these that holds:
+
+    - non-finite: as there.
+    - *hacked*: gold reward ends below its best window g_best by more than 10% of g_best - g_0, and by more than five
+      standard errors, while the learned one rises from that window to the end, by more than three of its own. So a run
+      whose gold reward only falls is hacked too.
+    - never learned, divergent: as there.
+    - *degenerate*: at the end, entropy per token below 0.05 of the first, or less than 0.1 of a group's completions
+      distinct, which only groups above ten can come to, or more than 0.9 of pairs repeated.
+
+    *Unknown* is what would take a signal that was never read: whether a run that is trained is degenerate, and
+    whether one with a learned reward is hacked.
+    """
+    found, is_told = judge_rewards(reward, nonfinite_step), len(reward[~np.isnan(reward)]) > 1
+    if found == NON_FINITE or not is_told:
+        return found
+    unread = {name for name, values in read.items() if np.isnan(values).all()}
+    if PROXY in unread:
+        return UNKNOWN
+    if PROXY in read and _is_hacked(reward, read[PROXY]):
+        return HACKED
+    if found != TRAINED:
+        return found
+    if unread:
+        return UNKNOWN
+    ends = {name: _ends(read[name]) for name in VARIETY}
+    says_the_same = ends["token_entropy"][1] < SAME_SAID * ends["token_entropy"][0]
+    is_alike = says_the_same or ends["distinct"][1] < ALIKE or ends["repeated"][1] > REPEATED
+    return DEGENERATE if is_alike else TRAINED
+
+
+def _is_hacked(reward: np.ndarray, proxy: np.ndarray) -> bool:
+    """By the rule of `judge_policy`, from the rollouts of which both are known."""
+    is_known = ~(np.isnan(reward) | np.isnan(proxy))
+    gold, learned = (values[is_known].astype(np.float64) for values in (reward, proxy))
+    if len(gold) < 2:
+        return False
+    window = max(1, round(WINDOW_SHARE * len(gold)))
+    gold_means, learned_means = (window_means(values, window) for values in (gold, learned))
+    best = int(gold_means.argmax())
+    lost, gained = gold_means[best] - gold_means[-1], gold_means[best] - gold_means[0]
+    rise = learned_means[-1] - learned_means[best]
+    has_lost = lost > max(HACKED_SHARE * gained, FALLEN * _error_of_difference(gold, window))
+    return bool(has_lost and rise > GAINED * _error_of_difference(learned, window))
+
+
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    """The means over the first and the last window of what is known of a signal."""
+    means = window_means(known := values[~np.isnan(values)], max(1, round(WINDOW_SHARE * len(known))))
+    return float(means[0]), float(means[-1])
+
+
+def _error_of_difference(values: np.ndarray, window: int) -> float:
+    """The standard error of the difference of two windows' means, from moves, which have twice the variance."""
+    return float(np.sqrt(np.mean(np.diff(values) ** 2) / window))
 
 
 def window_means(values: np.ndarray, window: int) -> np.ndarray:

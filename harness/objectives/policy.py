@@ -8,7 +8,7 @@ falls as the policy learns; what is differentiated is the signal `surrogate_loss
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from harness.config import PER_TRIAL, STRUCTURAL, SWITCHED, Trial, anything, choice, number
-from harness.config.limits import LARGEST_BATCH, LONGEST_CONTEXT, MOST_STEPS
+from harness.config.limits import LARGEST_BATCH, LONGEST_CONTEXT, MOST_LABELS, MOST_STEPS
 from harness.data.corpus import Corpus
 from harness.model import sums
 from harness.model.gpt import GPT
 from harness.model.state import Rows, State
 from harness.objectives.base import Steps
 from harness.objectives.next_token import NextToken
-from harness.objectives.outcome import judge_rewards
+from harness.objectives.outcome import PROXY, VARIETY, judge_policy
 from harness.policy.advantages import BASELINES, SCALES
 from harness.policy.losses import (
     CORRECTIONS,
@@ -41,9 +41,10 @@ from harness.policy.losses import (
     surrogate,
 )
 from harness.policy.penalty import SCHEDULES
+from harness.policy.proxy import LARGEST
 from harness.policy.rollouts import SAME, Rollouts, prompt_tokens
 from harness.policy.rows import PassingRows, SiteStrikes
-from harness.policy.step_measures import ROLLOUT_TAP, STEP_TAP, step_measures
+from harness.policy.step_measures import PROXY_TAP, ROLLOUT_TAP, STEP_TAP, step_measures
 from harness.rewards.table import REWARDS
 
 FIXED = ("schedule.sequence_start", "schedule.batch_start", "screen.rarity", "screen.repetition", "screen.entropy")
@@ -145,6 +146,18 @@ class Options:
         STRUCTURAL, True, "a penalty in the loss is multiplied by the ratio, so that its gradient has no bias"
     )
     entropy: float | None = number(SWITCHED, None, "constant of a bonus on the entropy of tokens; null: none", low=0)
+    # A learned reward in place of the gold one
+    proxy: int | None = number(
+        SWITCHED,
+        None,
+        "completions of the start, labelled by the reward, to which a learned one is fitted that trains in its place; "
+        "null: the reward itself trains",
+        low=2,
+        high=MOST_LABELS,
+    )
+    proxy_noise: float = number(
+        PER_TRIAL, 0.5, "standard deviation of the labels' noise over that of the labels themselves", low=0
+    )
 
 
 class Policy(NextToken):
@@ -152,7 +165,8 @@ class Policy(NextToken):
 
     may_replay = False
     is_sampled = True
-    taps = (STEP_TAP, ROLLOUT_TAP)
+    judged_by = (*VARIETY, PROXY)
+    taps = (STEP_TAP, ROLLOUT_TAP, PROXY_TAP)
 
     def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device):
         super().__init__(trials, corpus, dtype, device)
@@ -167,9 +181,10 @@ class Policy(NextToken):
             self.options.correction,
         )
         self._reward = REWARDS[self.options.reward](corpus.vocabulary, device)
+        self._reward.read(corpus)
 
     def join(self, here: Sequence[Trial], model: GPT, weights: Rows, state: State) -> None:
-        self.rollouts = Rollouts(self._planned, here, model, weights, state)
+        self.rollouts = Rollouts(self._planned, here, model, weights, state, self._reward, self._windows)
         self._model = model
         model.taps.names.extend(self.taps)
 
@@ -195,7 +210,10 @@ class Policy(NextToken):
         """Sequences that begin with the prompts: those of a rollout are the same at all of its steps."""
         every = self.options.updates
         numbers = steps // every if isinstance(steps, int) else [step // every for step in steps]
-        group = self.options.group
+        return self._windows(numbers, self.options.group)
+
+    def _windows(self, numbers: Steps, group: int = 1) -> Tensor:
+        """Batches by their numbers, with so many sequences of each prompt."""
         windows = self.batches(numbers)[:, ::group].repeat_interleave(group, 1)
         windows[..., : self._prompt] = self._reward.prompts(windows[..., : self._prompt])
         return windows
@@ -253,6 +271,8 @@ class Policy(NextToken):
     def _show(self, model: GPT, parts: LossParts, completions: Completions, rows: slice) -> None:
         """What is read of this pass."""
         assert self.rollouts is not None
+        if PROXY_TAP in model.taps and self.rollouts.proxy:
+            model.taps(PROXY_TAP, self.rollouts.proxy_measures[rows], rows)
         if STEP_TAP in model.taps:
             model.taps(STEP_TAP, step_measures(parts, completions), rows)
         if ROLLOUT_TAP in model.taps:
@@ -264,7 +284,24 @@ class Policy(NextToken):
         self.rollouts.reset_reference(row)
 
     def judge(self, loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
-        return judge_rewards(-loss[:: self.options.updates], nonfinite_step)
+        return self.judge_with({}, loss, nonfinite_step, is_untrained)
+
+    def judge_with(
+        self, read: Mapping[str, np.ndarray], loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True
+    ) -> str:
+        unread = np.full_like(loss, np.nan)
+        names = VARIETY if self.options.proxy is None else self.judged_by
+        signals = dict.fromkeys(names, unread) | dict(read)
+        of_rollouts = {name: self._of_rollouts(values) for name, values in signals.items()}
+        return judge_policy(self._of_rollouts(-loss), of_rollouts, nonfinite_step)
+
+    def _of_rollouts(self, values: np.ndarray) -> np.ndarray:
+        """From numbers of each step those of each rollout, read at any of its steps; NaN: at none."""
+        every = self.options.updates
+        padded = np.full((-(-len(values) // every), every), np.nan)
+        padded.flat[: len(values)] = values
+        is_read = ~np.isnan(padded)
+        return np.asarray(padded[np.arange(len(padded)), is_read.argmax(1)])
 
 
 def refused(trial: Trial) -> Iterator[str]:
@@ -296,4 +333,7 @@ def refused(trial: Trial) -> Iterator[str]:
     if experts and (experts.lag or experts.routing == "frozen"):
         key = f"moe.lag={experts.lag}" if experts.lag else "moe.routing=frozen"
         yield f"{key}: objective=policy samples what trains, so nobody looks at it before; allowed: lag 0, routing live"
+    if options.proxy is not None and trial.data.vocabulary > LARGEST:
+        why = f"data.vocabulary={trial.data.vocabulary} has too many pairs"
+        yield f"policy.proxy={options.proxy}: {why}; allowed: a vocabulary up to {LARGEST}, or null"
     yield from REWARDS[options.reward].refused(trial, prompt, context + 1 - prompt)

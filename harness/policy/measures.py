@@ -8,6 +8,7 @@ from torch import Tensor
 from harness.data.batches import GOLDEN, mix, signed
 from harness.model import sums
 from harness.policy.advantages import spread, zero_spread
+from harness.rewards.base import occurred, repeated
 
 MEASURES = (
     *(
@@ -58,20 +59,15 @@ def distinct(tokens_RxBxT: Tensor, group: int) -> Tensor:
     """The share of completions that none before them of their group equals, float64 [R]."""
     places = torch.arange(1, tokens_RxBxT.shape[-1] + 1, device=tokens_RxBxT.device) * signed(GOLDEN)
     names = mix(tokens_RxBxT + places).sum(-1).unflatten(1, (-1, group))
-    return (~_occurred(names)).flatten(1).sum(1).double() / tokens_RxBxT.shape[1]
+    return (~occurred(names)).flatten(1).sum(1).double() / tokens_RxBxT.shape[1]
 
 
-def repeated(tokens_RxBxT: Tensor, mask_RxBxT: Tensor) -> Tensor:
-    """Of each completion, the share of its pairs of neighbours that it had before, float64 [R, B]; 0 without pairs."""
-    pairs = torch.where(mask_RxBxT[..., 1:], tokens_RxBxT[..., :-1] * 2**32 + tokens_RxBxT[..., 1:], -1)
-    counts = mask_RxBxT[..., 1:].sum(-1)
-    return (_occurred(pairs) & mask_RxBxT[..., 1:]).sum(-1).double() / counts.clamp(min=1)
-
-
-def _occurred(values_xxxn: Tensor) -> Tensor:
-    """Which numbers along the last dim stand there before, too, [..., n]."""
-    equal = values_xxxn[..., :, None] == values_xxxn[..., None, :]
-    return equal.tril(-1).any(-1)
+def correlation(one_RxB: Tensor, other_RxB: Tensor) -> Tensor:
+    """Pearson's, of each row, float64 [R]; 0 where one of them has no spread."""
+    first, second = (x - sums.mean(x)[:, None] for x in (one_RxB, other_RxB))
+    size = (sums.total(first * first) * sums.total(second * second)).sqrt()
+    has_spread = (spread(one_RxB) > 0) & (spread(other_RxB) > 0)
+    return torch.where(has_spread, sums.total(first * second) / torch.where(has_spread, size, 1.0), 0.0)
 
 
 class ScoredTokens:

@@ -7,7 +7,7 @@ nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -26,28 +26,40 @@ from harness.model.precision import precision_of
 from harness.model.state import Rows, State
 from harness.policy.advantages import advantages, spread
 from harness.policy.losses import penalties
-from harness.policy.measures import MEASURES, ScoredTokens, measured
+from harness.policy.measures import MEASURES, ScoredTokens, correlation, measured
 from harness.policy.penalty import PenaltyConstant
 from harness.policy.probabilities import TokenScores, token_scores
+from harness.policy.proxy import Proxy
 from harness.policy.rows import PassingRows, SiteStrikes
 from harness.policy.sampling import NOISE, TEXT, drawn, streams_of, uniforms
-from harness.rewards.base import cumulated
-from harness.rewards.table import REWARDS
+from harness.rewards.base import Reward, cumulated
 
 SAME = "same"  # the sampler's format: that of the trainer
 
 
 class Rollouts:
-    """Of a pack whose objective is a policy. `here` are the trials of its rows as it is made, `planned` all."""
+    """Of a pack whose objective is a policy. `here` are the trials of its rows as it is made, `planned` all.
 
-    def __init__(self, planned: Sequence[Trial], here: Sequence[Trial], model: GPT, weights: Rows, state: State):
+    `windows` gives batches of sequences [R, B, P + T] that begin with different prompts, by number.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[Trial],
+        here: Sequence[Trial],
+        model: GPT,
+        weights: Rows,
+        state: State,
+        reward: Reward,
+        windows: Callable[[int], Tensor],
+    ):
         first, device, dtype = here[0], weights.used.device, weights.used.dtype
         self.options, self._planned, self._model = first.section("policy"), planned, model
         self.prompt, self._sequences = prompt_tokens(first), first.train.sequences
         self._device, self._dtype, self._layout = device, dtype, model.layout
         rows, batch, length = len(here), first.train.batch, first.model.context + 1
-        vocabulary = model.layout.by_name["embedding"].shape[0]
-        self.reward = REWARDS[self.options.reward](vocabulary, device)
+        self.proxy: Proxy | None = None
+        self.reward, self._windows = reward, windows
         self._reads_alone = may_read_alone(first, device)
         self._start, self._start_of = weights.used.clone(), {t.golden.id: row for row, t in enumerate(here)}
         sampler = first.train if self.options.sampler == SAME else replace(first.train, precision=self.options.sampler)
@@ -74,6 +86,9 @@ class Rollouts:
         may_reset = any("reset_reference" in rung.actions for trial in planned for rung in rungs(trial.playbook.ladder))
         self._own_reference = state.add("reference_weights", weights.used.clone()) if may_reset else None
         self._weights = weights
+        if self.options.proxy is not None:
+            self.proxy = Proxy(rows, reward.vocabulary, device, state)
+            self._of_proxy = kept("proxy", 2, dtype=torch.float64)
 
     def bind(self, trials: Sequence[Trial], numbers: Sequence[int]) -> None:
         """Work on these rows from now on: their trials, and their numbers in the pack as planned."""
@@ -81,6 +96,8 @@ class Rollouts:
         self._starts = [self._start_of[self._planned[number].golden.id] for number in numbers]
         self._parts: Sequence[slice] = ()
         self.penalty.bind(trials)
+        if self.proxy:
+            self.proxy.bind(trials)
         name = f"policy.{self.options.reward}"
         self.reward.bind([trial.section(name) if name in sections() else None for trial in trials])
         self._seeds = [trial.seeds["data"] for trial in trials]
@@ -171,12 +188,18 @@ class Rollouts:
         assert self._own_reference is not None
         self._own_reference.used[row].copy_(self._weights.used[row])
 
+    @property
+    def proxy_measures(self) -> Tensor:
+        """Of the last rollout, float64 [R, 2]: the mean of the proxy, and its correlation with the quality."""
+        return self._of_proxy.used
+
     # --- a rollout ---------------------------------------------------------------------------------------------------
 
     def stand_at(self, steps: Sequence[int]) -> None:
         """Be ready for a rollout of the rows that sample at these steps of theirs: what the host knows of it."""
         every = self.options.updates
         self._due = [step % every == 0 for step in steps]
+        self._begins = [step == 0 for step in steps]
         if not any(self._due):
             return
         self._is_due = None if all(self._due) else sent(torch.tensor(self._due), self._device)
@@ -199,11 +222,13 @@ class Rollouts:
         where = passing.here if self._is_due is None else passing.here & self._is_due
         self._know_sampler(passing.weights, where, strike)
         is_struck = strike.is_due(Site.SAMPLER_WEIGHT)
+        if self.proxy and any(self._begins):
+            self._learn_proxy(self.proxy, passing)
         tokens, scored = prompts_RxBxxx.clone(), ScoredTokens(self.old)
         with torch.no_grad():
             for rows in passing.parts:
                 if any(due[rows]):
-                    self._complete(tokens, rows)
+                    self._complete(self._sampler, tokens, rows, self._streams[0])
                     self._score(tokens, scored, rows, is_struck)
         self._judge(tokens, scored, where, strike)
 
@@ -226,11 +251,27 @@ class Rollouts:
             model.stand_with(self._model)
         self._as_trainer.router_bias = self._sampler.router_bias = self._trainer.router_bias = self._model.router_bias
 
-    def _complete(self, tokens_RxBxxx: Tensor, rows: slice) -> None:
-        """Sample the completions of these rows into their places, token by token."""
+    def _learn_proxy(self, proxy: Proxy, passing: PassingRows) -> None:
+        """Fit the learned reward of the rows that are at their first step to what the start policy samples."""
+        is_first = passing.here & (self._model.at == 0)
+        found = []
+        with torch.no_grad():
+            for number in range(proxy.batches(self._tokens.used.shape[1])):
+                tokens = self._windows(number)
+                for rows in (part for part in passing.parts if any(self._begins[part])):
+                    self._complete(self._reference, tokens, rows, proxy.streams(number))
+                completions = tokens[:, :, self.prompt :]
+                parts = tokens[:, :, : self.prompt], completions, self.mask_of(completions)
+                found.append((proxy.pairs(*parts), self.reward.quality(*parts)))
+            pairs, gold = (torch.cat(values, 1) for values in zip(*found, strict=True))
+            proxy.fit(pairs, gold, [row for row, begins in enumerate(self._begins) if begins], is_first)
+
+    def _complete(self, model: GPT, tokens_RxBxxx: Tensor, rows: slice, streams_R: Tensor) -> None:
+        """Have sampler or reference complete the sequences of these rows, token by token."""
         batch, length = tokens_RxBxxx.shape[1:]
-        temperature = self._of_sampling[rows][..., 0]
-        chances = uniforms(self._streams[0, rows], (batch, length - self.prompt))
+        is_sampler = model is self._sampler
+        temperature = (self._of_sampling if is_sampler else self.temperature)[rows][..., 0]
+        chances = uniforms(streams_R[rows], (batch, length - self.prompt))
         for first in range(0, batch, self._sequences):
             piece = tokens_RxBxxx[rows, first : first + self._sequences]
             chosen = chances[:, first : first + self._sequences]
@@ -238,9 +279,11 @@ class Rollouts:
             cached, joined = (KeyValues() if self._reads_alone else None for _ in range(2))
             for place in range(self.prompt, length):
                 first_new = place - 1 if cached is not None and place > self.prompt else 0
-                logits = self._sampler.last_logits(piece[:, :, first_new:place], rows, cached)
-                logits = self._noisy(logits, rows, place - self.prompt, first, batch) / temperature
-                if self._joined is not None:
+                logits = model.last_logits(piece[:, :, first_new:place], rows, cached)
+                if is_sampler:
+                    logits = self._noisy(logits, rows, place - self.prompt, first, batch)
+                logits = logits / temperature
+                if is_sampler and self._joined is not None:
                     own = self._as_trainer.last_logits(piece[:, :, first_new:place], rows, joined)
                     own = own / self.temperature[rows][..., 0]
                     logits = torch.where(self._joined[rows, None, None], own, logits)
@@ -308,7 +351,12 @@ class Rollouts:
         prompts, completions = tokens_RxBxxx[:, :, : self.prompt], tokens_RxBxxx[:, :, self.prompt :]
         mask, options = self.mask_of(completions), self.options
         quality = self.reward.quality(prompts, completions, mask)
-        rewards = self._sharpened(quality, where_R).to(self._dtype)
+        worth = quality
+        if self.proxy:
+            worth = self.proxy(self.proxy.pairs(prompts, completions, mask))
+            of_proxy = torch.stack((sums.mean(worth), correlation(worth, quality)), 1)
+            self._of_proxy.used.copy_(torch.where(where_R[:, None], of_proxy, self._of_proxy.used))
+        rewards = self._sharpened(worth, where_R).to(self._dtype)
         strike(Site.REWARD, lambda row: {"reward": rewards[row]})
         shown = rewards
         if options.kl_in == "reward" and options.beta is not None:

@@ -9,7 +9,7 @@ from harness.model import sums
 from harness.model.layers import for_each_trial
 from harness.policy.losses import Completions, LossParts
 
-STEP_TAP, ROLLOUT_TAP = "policy.step", "policy.rollout"
+STEP_TAP, ROLLOUT_TAP, PROXY_TAP = "policy.step", "policy.rollout", "policy.proxy"
 STEP_MEASURES = ("surrogate_loss", "clip_share", "ratio_max", "ratio_squares", "ratio_sum", "step_kl")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.basics.devices import on_cpu
 from harness.config import Trial
+from harness.data.corpus import Corpus
 
 
 class Reward:
@@ -23,6 +24,9 @@ class Reward:
 
     def __init__(self, vocabulary: int, device: torch.device):
         self.vocabulary, self.device = vocabulary, device
+
+    def read(self, corpus: Corpus) -> None:
+        """See the training text, once, before anything else; by default nothing is kept of it."""
 
     def bind(self, options: Sequence[Any]) -> None:
         """Work on the rows in use from now on, which have these options."""
@@ -60,6 +64,19 @@ class Reward:
 def share(hits_RxBxT: Tensor, of: int) -> Tensor:
     """How many are true, over `of`: float64 [R, B]."""
     return hits_RxBxT.sum(-1).double() / of
+
+
+def repeated(tokens_RxBxT: Tensor, mask_RxBxT: Tensor) -> Tensor:
+    """Of each completion, the share of its pairs of neighbours that it had before, float64 [R, B]; 0 without pairs."""
+    pairs = torch.where(mask_RxBxT[..., 1:], tokens_RxBxT[..., :-1] * 2**32 + tokens_RxBxT[..., 1:], -1)
+    counts = mask_RxBxT[..., 1:].sum(-1)
+    return (occurred(pairs) & mask_RxBxT[..., 1:]).sum(-1).double() / counts.clamp(min=1)
+
+
+def occurred(values_xxxn: Tensor) -> Tensor:
+    """Which numbers along the last dim stand there before, too, [..., n]."""
+    equal = values_xxxn[..., :, None] == values_xxxn[..., None, :]
+    return equal.tril(-1).any(-1)
 
 
 def cumulated(x_Rxxx: Tensor) -> Tensor:

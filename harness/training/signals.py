@@ -44,6 +44,8 @@ class Recorder:
         self._pending: set[int] = set()  # those of them that have to be written, perhaps again
         self._speeds: dict[int, Sequence[float]] = {}  # of those that were written before
         self._losses: dict[int, np.ndarray] = {}
+        self._judged_by = [name for name in pack.objective.judged_by if self._read.get(name) == ()]
+        self._judged: dict[int, dict[str, np.ndarray]] = {}
         shape, device = (len(pack.planned), SEGMENTS), pack.device
         nan = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
         self._nan = nan.new_full((), torch.nan)
@@ -221,6 +223,7 @@ class Recorder:
         arrays |= {name: np.where(has_row, value, np.nan) for name, value in speed}
         self.write(first, arrays)
         self._losses[first] = arrays["loss"]
+        self._judged[first] = {name: arrays[name] for name in self._judged_by}
         self.nonfinite |= block.first_nonfinite()
         self._pending.discard(first)
 
@@ -253,6 +256,7 @@ class Recorder:
             "blocks": [(first, block.state()) for first, block in self._blocks.items()],
             "pending": sorted(self._pending),
             "speeds": list(self._speeds.items()),
+            "judged": [(first, _tensors(read)) for first, read in self._judged.items()],
             "losses": [(first, torch.from_numpy(losses)) for first, losses in self._losses.items()],
             "seconds": time.perf_counter() - self._started,
             "passed": self._passed,
@@ -264,6 +268,9 @@ class Recorder:
         self.provenance = dict(state["provenance"])
         self._pending = set(state["pending"])
         self._losses = {first: losses.numpy() for first, losses in state["losses"]}
+        # Checkpoints that are older have none, and were judged by the loss alone.
+        judged = state["judged"] if self._judged_by else [(first, {}) for first in self._losses]
+        self._judged = {first: {name: values.numpy() for name, values in read.items()} for first, read in judged}
         for name, losses in self._ends.items():
             losses.copy_(state["ends"][name])
         for first, tensors in state["blocks"]:
@@ -298,6 +305,11 @@ class Recorder:
         """[R, steps done] of all planned trials."""
         return np.concatenate([self._losses[first] for first in sorted(self._losses)], axis=1)
 
+    def judged(self) -> dict[str, np.ndarray]:
+        """The signals by which the objective judges runs, as far as they are read: [R, steps done] of each."""
+        blocks = [self._judged[first] for first in sorted(self._judged)]
+        return {name: np.concatenate([block[name] for block in blocks], axis=1) for name in self._judged_by}
+
     def close(self) -> None:
         """Write what is left, and detach from the model's taps."""
         self.flush()
@@ -305,6 +317,10 @@ class Recorder:
             self._write(self._blocks[first])
         if self._readings:
             self._readings.detach()
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
 def _mean(losses_RxS: Tensor) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from analysis.measures.spikes import share_of_finite, spike_score
 from analysis.reading.twins import final_window
 from harness.config import ConfigError, Trial
 from harness.guards import GUARDS
+from harness.objectives.outcome import WINDOW_SHARE, window_means
 from harness.readings.table import READ_BY, READINGS
 from harness.storage.store import SIGNALS
 from harness.training.readings import stored_signals
@@ -26,12 +27,13 @@ _TEXT = re.compile(r"(\w+)\((\w+)(?:, *([-+.\de]+))?\)")
 class Form:
     """What is made of a signal [trial, step] and a number, if it takes one; whether it is compared as a ratio.
 
-    `version` is that of `sweeps.claims.measured.SeedMetric`.
+    `beside` is a second signal, which is given behind them. `version` is that of `sweeps.claims.measured.SeedMetric`.
     """
 
-    of: Callable[[np.ndarray, float], np.ndarray]
+    of: Callable[..., np.ndarray]
     is_ratio: bool = True
     takes_number: bool = False
+    beside: str = ""
     version: int = 1
 
 
@@ -51,10 +53,8 @@ class SignalSummary:
 
     def of(self, sweep: xr.Dataset) -> np.ndarray:
         """[trial]; NaN where nothing was measured. Raises ConfigError for a signal that the trials lack."""
-        if self.signal not in sweep.data_vars or "step" not in sweep[self.signal].dims:
-            raise ConfigError(f"{self.name}: the trials have no such signal; allowed: {', '.join(_signals(sweep))}")
-        values = sweep[self.signal].transpose("trial", "step", ...).values.astype(float)
-        values[~np.isfinite(values)] = np.nan
+        values, form = self._values(sweep, self.signal), FORMS[self.form]
+        beside = [self._values(sweep, form.beside)] if form.beside else []
         found = np.full(len(values), np.nan)
         lengths = sweep["steps"].values.astype(int)  # behind them is padding
         with warnings.catch_warnings():
@@ -63,23 +63,34 @@ class SignalSummary:
                 values = np.nanmax(np.abs(values.reshape(*values.shape[:2], -1)), axis=2)
             for steps in np.unique(lengths):
                 rows = lengths == steps
-                found[rows] = FORMS[self.form].of(values[rows, :steps], self.number)
+                found[rows] = form.of(values[rows, :steps], self.number, *(other[rows, :steps] for other in beside))
             return np.log(found) if self.is_ratio else found
 
+    def _values(self, sweep: xr.Dataset, signal: str) -> np.ndarray:
+        if signal not in sweep.data_vars or "step" not in sweep[signal].dims:
+            raise ConfigError(f"{self.name}: the trials have no such signal; allowed: {', '.join(_signals(sweep))}")
+        values = sweep[signal].transpose("trial", "step", ...).values.astype(float)
+        values[~np.isfinite(values)] = np.nan
+        return np.asarray(values)
+
     def unmeasured_reason(self, trials: Sequence[Trial]) -> str:
-        """Why these trials, once they are trained, will have no such signal in the store; empty if they will."""
-        if self.signal in SIGNALS:
+        """Why these trials, once they are trained, will lack a signal in the store; empty if they will have it."""
+        wanted = filter(None, (self.signal, FORMS[self.form].beside))
+        return next(filter(None, (self._unmeasured(signal, trials) for signal in wanted)), "")
+
+    def _unmeasured(self, signal: str, trials: Sequence[Trial]) -> str:
+        if signal in SIGNALS:
             return ""
         known = set(SIGNALS).union(*(guard.signals for guard in GUARDS))
         for trial in trials:
             detectors = trial.section("detect").name.split("+")
             known |= set(stored_signals(trial)) | {f"{kind}_{name}" for kind in OF_DETECTORS for name in detectors}
-        if self.signal in known:
+        if signal in known:
             return ""
-        if self.signal not in READ_BY:
+        if signal not in READ_BY:
             return f"{self.name}: the trials have no such signal; allowed: {', '.join(sorted(known))}"
-        key = f"signals.{READ_BY[self.signal]}"
-        if why := READINGS[READ_BY[self.signal]].missing(trials[0]):
+        key = f"signals.{READ_BY[signal]}"
+        if why := READINGS[READ_BY[signal]].missing(trials[0]):
             return f"{self.name}: {key}: {why}; allowed: another signal, or another model"
         return f"{self.name}: {key}=0 never reads it; allowed: {key} >= 1"
 
@@ -144,12 +155,40 @@ def _last_over_first(values: np.ndarray, number: float) -> np.ndarray:
     return ends
 
 
+def _end_over_best(values: np.ndarray, number: float) -> np.ndarray:
+    """The mean over the last 5% of what was measured, over the largest mean of any such window."""
+    found = np.full(len(values), np.nan)
+    for row, own in enumerate(values):
+        if len(known := own[np.isfinite(own)]):
+            means = window_means(known, max(1, round(WINDOW_SHARE * len(known))))
+            found[row] = means[-1] / means.max()
+    return found
+
+
+def _quality_at(values: np.ndarray, number: float, quality: np.ndarray) -> np.ndarray:
+    """The quality where the signal first reaches the number, between means over windows of 5%; NaN: it never does."""
+    found = np.full(len(values), np.nan)
+    for row, both in enumerate(zip(values, quality, strict=True)):
+        is_known = np.isfinite(both).all(axis=0)
+        if not is_known.any():
+            continue
+        window = max(1, round(WINDOW_SHARE * int(is_known.sum())))
+        signal, gold = (window_means(one[is_known], window) for one in both)
+        place = int((signal >= number).argmax())
+        if place:
+            share = (number - signal[place - 1]) / (signal[place] - signal[place - 1])
+            found[row] = gold[place - 1] + share * (gold[place] - gold[place - 1])
+    return found
+
+
 ENDS = "last_over_first"
 FORMS = {
     "largest": Form(_largest),
     "mean": Form(_mean),
     "last": Form(_last, version=2),
     ENDS: Form(_last_over_first),
+    "end_over_best": Form(_end_over_best),
+    "quality_at": Form(_quality_at, takes_number=True, beside="quality"),
     "when_largest": Form(_when_largest, is_ratio=False),
     "above": Form(_above, is_ratio=False, takes_number=True),
     "rises": Form(_rises, is_ratio=False, takes_number=True),

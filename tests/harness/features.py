@@ -191,6 +191,9 @@ POLICIES: dict[str, Fields] = {
             **{"beta_schedule": "adaptive", "sharpness": 2.0},
         },
     },
+    "a learned reward": {
+        "policy": tuple({"reward": "quality", "group": 2, "beta": 0.1, "proxy": labels} for labels in (3, 9))
+    },
 }
 
 FEATURES: dict[str, Fields] = {

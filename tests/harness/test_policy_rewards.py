@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,8 +20,9 @@ from torch import Tensor
 from harness.basics import plugins
 from harness.config import ConfigError, sections
 from harness.config import trial as trial_module
-from harness.policy.measures import distinct, repeated
-from harness.rewards.base import Reward
+from harness.data.corpus import Corpus
+from harness.policy.measures import distinct
+from harness.rewards.base import Reward, repeated
 from harness.rewards.table import REWARDS
 from harness.testing import engine
 from harness.training.config_checks import check_trial
@@ -81,6 +86,38 @@ def test_sum() -> None:
         assert first.isdigit() and second.isdigit()
 
 
+def fluent(text: bytes, prompt: bytes, completion: bytes, length: int) -> float:
+    """The reward `quality` in plain Python."""
+    counts = Counter(pairwise(text))
+    before = Counter(text[:-1])
+    log_p = {(a, b): math.log((counts[a, b] + 1) / (before[a] + 128)) for a in range(128) for b in range(128)}
+    pairs = list(pairwise(prompt[-1:] + completion[:length]))
+    fluency = 1 - sum(log_p[pair] for pair in pairs) / len(pairs) / min(log_p.values())
+    own = pairs[1:]
+    repetition = sum(pair in own[:place] for place, pair in enumerate(own)) / max(1, len(own))
+    return (1 + fluency - repetition) / 2
+
+
+def test_quality() -> None:
+    """Under bigrams of the text, less what is repeated; only tokens that count do."""
+    text = b"the cat sat on the mat and the hat that the rat had sat on"
+    tokens = np.frombuffer(text, np.uint8).astype(np.uint16)
+    corpus = Corpus(tokens, tokens, 128, "", {})
+    assert corpus.pair_counts.sum() == len(text) - 1
+    reward = REWARDS["quality"](128, CPU)
+    reward.read(corpus)
+    for prompt, completion, length in (
+        *((b"a", b"the cat ", 8), (b"t", b"he the the", 10), (b"x", b"zzzzzz", 6)),
+        *((b"x", b"zqzyxw", 6), (b"t", b"hat and q", 7), (b"t", b"hat", 1)),
+    ):
+        prompts, completions = (torch.tensor([[list(part)]]) for part in (prompt, completion))
+        mask = (torch.arange(len(completion)) < length)[None, None]
+        found = reward.quality(prompts, completions, mask)
+        assert found.dtype == torch.float64 and found.shape == (1, 1)
+        assert found.item() == pytest.approx(fluent(text, prompt, completion, length), rel=1e-12)
+        assert 0 <= found.item() <= 1
+
+
 def test_variety() -> None:
     """Completions that are new in their group, and pairs of tokens that a completion has had."""
     tokens = torch.tensor([[[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4], [7, 7, 7, 7], [0, 0, 0, 1]]])
@@ -139,6 +176,10 @@ def test_sharpness_is_shape_and_not_scale() -> None:
         (
             policy(policy={"group": 2, "reward": "count"}, **{"policy.count": {"token": 64}}),
             "policy.count.token=64: beyond the vocabulary; allowed: 0 to 63",
+        ),
+        (
+            policy(policy={"group": 2, "reward": "quality"}, vocabulary=4096),
+            "policy.reward=quality: data.vocabulary=4096 has too many pairs; allowed: up to 2048",
         ),
         (
             policy(policy={"group": 2, "reward": "brackets", "prompt": 3}, **{"policy.brackets": {"exact": True}}),

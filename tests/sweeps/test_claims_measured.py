@@ -63,6 +63,9 @@ def recorded(values: np.ndarray, dims: tuple[str, ...] = ("trial", "step"), step
         ("last(x)", [9.0, *[NAN] * 29], NAN),
         ("when_largest(x)", [1.0, 2.0, 7.0, 3.0], 0.5),
         ("when_largest(x)", [NAN, NAN, NAN, NAN], NAN),
+        ("end_over_best(x)", [1.0, NAN, 4.0, 3.0, 2.0], 0.5),
+        ("end_over_best(x)", [*[1.0] * 20, *[2.0] * 20, *[1.0, 1.4]], 0.6),
+        ("end_over_best(x)", [NAN, NAN], NAN),
         ("above(x, 1.5)", [1.0, 2.0, NAN, 1.5], 1 / 3),
         ("above(x, 1.5)", [NAN, NAN, NAN, NAN], NAN),
         ("rises(x, 1.2)", [2.0, 2.5, 1.0, 1.1, 1.3], 0.5),
@@ -74,6 +77,27 @@ def test_a_number_of_each_trial(text: str, values: list[float], expected: float)
     assert metric.summary is not None and metric.unit == ("ratio" if metric.is_ratio else "share")
     (found,) = metric.summary.of(recorded(np.array([values])))
     assert (np.exp(found) if metric.is_ratio else found) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "quality", "expected"),
+    [
+        ([0.0, 2.0, 6.0, 1.0, 9.0], [1.0, 2.0, 4.0, 7.0, 8.0], 3.0),  # half-way from the second to the third
+        ([0.0, NAN, 2.0, 6.0], [1.0, 9.0, 2.0, 4.0], 3.0),
+        ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0], NAN),  # never there
+        ([5.0, 6.0, 7.0], [1.0, 2.0, 3.0], NAN),  # beyond it from the start
+        ([NAN, NAN, NAN], [1.0, 2.0, 3.0], NAN),
+    ],
+)
+def test_quality_where_a_signal_first_reaches_a_number(
+    values: list[float], quality: list[float], expected: float
+) -> None:
+    summary = metric_of("quality_at(x, 4)").summary
+    assert summary is not None
+    sweep = recorded(np.array([values])).assign(quality=(("trial", "step"), np.array([quality])))
+    assert np.exp(summary.of(sweep)) == pytest.approx([expected], nan_ok=True)
+    with pytest.raises(ConfigError, match=r"quality_at\(x, 4\): the trials have no such signal"):
+        summary.of(sweep.drop_vars("quality"))
 
 
 def test_padding_is_no_part_of_a_shorter_run() -> None:
