@@ -85,6 +85,8 @@ YOUNGER = (
         for name in ("dyt_alpha", "depth_scaled_norms", "value_norm", "attention_gate", "attention_sink")
     ),
     *(("model", name) for name in ("residual_streams", "stream_mixing", "stream_gate")),
+    *(("policy", name) for name in ("critic", "gamma", "gae", "value_loss", "value_clip", "minibatches", "mix_in")),
+    *(("policy", name) for name in ("entropy_target", "entropy_step")),
 )
 """Fields that are younger than trials that are stored, whose ids stay what they are; so are all readings but these."""
 OLD_READINGS = (

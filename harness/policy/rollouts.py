@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,22 +19,37 @@ from harness.config import Trial, sections
 from harness.config.names import Site
 from harness.model import sums
 from harness.model.gpt import GPT
+from harness.model.heads import VALUE_HEAD
 from harness.model.key_values import KeyValues, may_read_alone
 from harness.model.layers import for_each_trial
 from harness.model.parameters import Views
 from harness.model.precision import precision_of
+from harness.model.scaling import output_multiplier
 from harness.model.state import Rows, State
 from harness.policy.advantages import advantages, spread
+from harness.policy.critic import estimated_advantages, state_values, token_rewards, whitened
 from harness.policy.losses import penalties
 from harness.policy.measures import MEASURES, ScoredTokens, measured
-from harness.policy.penalty import PenaltyConstant
+from harness.policy.penalty import EntropyConstant, PenaltyConstant
 from harness.policy.probabilities import TokenScores, token_scores
 from harness.policy.rows import PassingRows, SiteStrikes
 from harness.policy.sampling import NOISE, TEXT, drawn, streams_of, uniforms
+from harness.policy.sizes import prompt_tokens
 from harness.rewards.base import cumulated
 from harness.rewards.table import REWARDS
 
 SAME = "same"  # the sampler's format: that of the trainer
+
+
+class Read(NamedTuple):
+    """What one pass gives: logits of each token of the completions [r, b, T, V], and a critic's values [r, b, T].
+
+    Where text is mixed in, logits of its tokens, too, [r, n, V].
+    """
+
+    logits: Tensor
+    values: Tensor | None = None
+    of_text: Tensor | None = None
 
 
 class Rollouts:
@@ -61,13 +77,17 @@ class Rollouts:
         self._old, self._behaviour, self._of_reference = (
             kept(name, *of_tokens) for name in ("old", "behaviour", "reference")
         )
-        self._quality, self._advantages = (kept(name, batch) for name in ("quality", "advantages"))
+        self._quality = kept("quality", batch)
+        self._advantages = kept("advantages", *(of_tokens if self.options.critic else (batch,)))
+        names = ("values", "returns") if self.options.critic else ()
+        self._of_critic = [kept(name, *of_tokens) for name in names]
         self._measures = kept("measures", len(MEASURES), dtype=torch.float64)
         self._usual = kept("start_quality", 2, dtype=torch.float64)  # median, and spread of what is made of it
         lag = self.options.sampler_lag
         ring = weights.used[:, None].expand(-1, lag, -1).clone()
         self._ring = state.add("sampler_weights", ring) if lag else None
         self.penalty = PenaltyConstant(here, dtype, device, state)
+        self.entropy = EntropyConstant(here, device, state) if self.options.entropy_target is not None else None
 
     def bind(self, trials: Sequence[Trial], numbers: Sequence[int]) -> None:
         """Work on these rows from now on: their trials, and their numbers in the pack as planned."""
@@ -75,6 +95,8 @@ class Rollouts:
         self._starts = [self._start_of[self._planned[number].golden.id] for number in numbers]
         self._parts: Sequence[slice] = ()
         self.penalty.bind(trials)
+        if self.entropy:
+            self.entropy.bind(trials)
         name = f"policy.{self.options.reward}"
         self.reward.bind([trial.section(name) if name in sections() else None for trial in trials])
         self._seeds = [trial.seeds["data"] for trial in trials]
@@ -91,6 +113,7 @@ class Rollouts:
         if self.options.sampler_noise is not None:
             self._noise = column("sampler_noise").to(self._dtype)[:, None, None] * 3**0.5
         self._sharpness = None if self.options.sharpness is None else column("sharpness")
+        self._gamma, self._gae = column("gamma"), column("gae")
         is_other = self.options.sampler != SAME or self._ring is not None
         self._is_apart = is_other or self._noise is not None or self._of_sampling is not self.temperature
 
@@ -140,8 +163,16 @@ class Rollouts:
 
     @property
     def advantages(self) -> Tensor:
-        """Of each completion, [R, B]."""
+        """Of each completion, [R, B]; with a critic, of each token, [R, B, T]."""
         return self._advantages.used
+
+    @property
+    def values_and_returns(self) -> tuple[Tensor, Tensor] | None:
+        """With a critic: values of each token's state at the rollout, and what they are to be, [R, B, T] each."""
+        if not self._of_critic:
+            return None
+        values, returns = self._of_critic
+        return values.used, returns.used
 
     @property
     def quality(self) -> Tensor:
@@ -181,7 +212,7 @@ class Rollouts:
         where = passing.here if self._is_due is None else passing.here & self._is_due
         self._know_sampler(passing.weights, where, strike)
         is_struck = strike.is_due(Site.SAMPLER_WEIGHT)
-        tokens, scored = prompts_RxBxxx.clone(), ScoredTokens(self.old)
+        tokens, scored = prompts_RxBxxx.clone(), ScoredTokens(self.old, self.options.critic)
         with torch.no_grad():
             for rows in passing.parts:
                 if any(due[rows]):
@@ -242,11 +273,12 @@ class Rollouts:
         for first in range(0, batch, self._sequences):
             here = rows, slice(first, first + self._sequences)
             piece = tokens_RxBxxx[here]
-            old = self.scores(self._trainer, piece, rows)
-            reference = self.scores(self._reference, piece, rows).log_probability
+            read = self.read(self._trainer, piece, rows)
+            old = self.scores(read, piece, rows)
+            reference = self.scores(self.read(self._reference, piece, rows), piece, rows).log_probability
             behaviour = old.log_probability
             if self._is_apart or is_struck:
-                logits = self.logits(self._sampler, piece, rows)
+                logits = self.read(self._sampler, piece, rows).logits
                 if self._noise is not None:
                     places = [self._noisy(logits[:, :, i], rows, i, first, batch) for i in range(logits.shape[2])]
                     logits = torch.stack(places, 2)
@@ -257,18 +289,31 @@ class Rollouts:
                 reference,
             )
             scored.entropy[here] = old.entropy
+            if scored.values is not None and read.values is not None:
+                scored.values[here] = read.values
             scored.k3[here] = penalties("k3", old.log_probability, reference)
 
-    def logits(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice) -> Tensor:
-        """Those by which each token of the completions is chosen, [r, b, T, V]."""
+    def read(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice, text_rxbxxx: Tensor | None = None) -> Read:
+        """By what a model chooses each token of the completions, in one pass with the windows of `text`, if any."""
         batch, length = tokens_rxbxxx.shape[1:]
-        logits = model(tokens_rxbxxx[:, :, :-1], rows).unflatten(1, (batch, length - 1))
-        of_completions: Tensor = logits[:, :, self.prompt - 1 :]
+        passing = tokens_rxbxxx if text_rxbxxx is None else torch.cat((tokens_rxbxxx, text_rxbxxx), 1)
+        tools, states, logits = model.with_states(passing[:, :, :-1], rows)
+        of_text = None if text_rxbxxx is None else logits[:, batch * (length - 1) :]
+        values = None
+        if self.options.critic:
+            values = state_values(states, tools.leaf(VALUE_HEAD)) * output_multiplier(model.config)
+            values = self._of_completions(values, batch, length)
+        return Read(self._of_completions(logits, batch, length), values, of_text)
+
+    def _of_completions(self, x_rxnxxx: Tensor, batch: int, length: int) -> Tensor:
+        """Of what a pass has of each of its tokens, that by which tokens of the completions are chosen."""
+        x = x_rxnxxx[:, : batch * (length - 1)].unflatten(1, (batch, length - 1))
+        of_completions: Tensor = x[:, :, self.prompt - 1 :]
         return of_completions
 
-    def scores(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice) -> TokenScores:
-        """What a model says of each token of the completions, at the trainer's temperature, [r, b, T] each."""
-        return self._scored(self.logits(model, tokens_rxbxxx, rows) / self.temperature[rows], tokens_rxbxxx)
+    def scores(self, read: Read, tokens_rxbxxx: Tensor, rows: slice) -> TokenScores:
+        """What was said of each token of the completions, at the trainer's temperature, [r, b, T] each."""
+        return self._scored(read.logits / self.temperature[rows], tokens_rxbxxx)
 
     def _scored(self, logits_rxbxTxV: Tensor, tokens_rxbxxx: Tensor) -> TokenScores:
         completions = tokens_rxbxxx[:, :, self.prompt :]
@@ -283,18 +328,32 @@ class Rollouts:
         rewards = self._sharpened(quality, where_R).to(self._dtype)
         strike(Site.REWARD, lambda row: {"reward": rewards[row]})
         shown = rewards
+        paid = None
         if options.kl_in == "reward" and options.beta is not None:
             apart = penalties(options.kl, scored.old, scored.reference)
             beta = self.penalty.at(self._model.at)
-            rewards = rewards - beta[:, None] * sums.total(torch.where(mask, apart, 0.0))
-        gains = advantages(rewards.double(), options.group, options.baseline, options.scale).to(self._dtype)
+            if options.critic:
+                paid = beta[:, None, None] * apart
+            else:
+                rewards = rewards - beta[:, None] * sums.total(torch.where(mask, apart, 0.0))
+        of_critic: list[Tensor] = []
+        if scored.values is not None:
+            of_tokens = token_rewards(rewards, paid, mask).double()
+            gains = estimated_advantages(of_tokens, scored.values, mask, self._gamma, self._gae)
+            of_critic = [scored.values, (gains + scored.values).to(self._dtype)]
+            gains = (whitened(gains, mask) if options.scale == "batch" else gains).to(self._dtype)
+        else:
+            gains = advantages(rewards.double(), options.group, options.baseline, options.scale).to(self._dtype)
         strike(Site.ADVANTAGE, lambda row: {"advantage": gains[row]})
         numbers = measured(quality, shown, options.group, completions, mask, scored)
         self.penalty.adapt(numbers[:, MEASURES.index("reference_kl")], where_R)
+        if self.entropy:
+            self.entropy.adapt(numbers[:, MEASURES.index("token_entropy")], where_R)
         for rows, values in (
             *((self._tokens, tokens_RxBxxx.int()), (self._old, scored.old), (self._behaviour, scored.behaviour)),
             *((self._of_reference, scored.reference), (self._quality, quality.to(self._dtype))),
             *((self._advantages, gains), (self._measures, numbers)),
+            *zip(self._of_critic, of_critic, strict=True),
         ):
             is_new = where_R.view(-1, *[1] * (values.dim() - 1))
             torch.where(is_new, values, rows.used, out=rows.used)
@@ -316,9 +375,3 @@ class Rollouts:
         usual = torch.stack((middle, torch.where(at_start[:, 0], width, self._usual.used[:, 1])), 1)
         self._usual.used.copy_(usual)
         return sharp / usual[:, 1:]
-
-
-def prompt_tokens(trial: Trial) -> int:
-    """P: the tokens of a prompt; the rest of `model.context` + 1 are those of its completion."""
-    given: int | None = trial.section("policy").prompt
-    return max(1, trial.model.context // 4) if given is None else given

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from harness.model import sums
+from harness.policy.critic import ValueParts, Values, explained
 from harness.policy.losses import Completions, LossParts
 
 STEP_TAP, ROLLOUT_TAP = "policy.step", "policy.rollout"
+VALUE_TAP, ENTROPY_TAP, TEXT_TAP = "policy.values", "policy.entropy", "policy.text"
+VALUE_MEASURES = ("value_loss", "value_clip_share", "value_explained")
 STEP_MEASURES = ("surrogate_loss", "clip_share", "ratio_max", "ratio_squares", "ratio_sum")
 
 
@@ -24,3 +27,11 @@ def step_measures(parts: LossParts, completions: Completions) -> Tensor:
         *(sums.total(ratio * ratio) / count, sums.total(ratio) / count),
     )
     return torch.stack(numbers, 1)
+
+
+def value_measures(parts: ValueParts, values: Values, mask: Tensor) -> Tensor:
+    """Of a critic and the sequences of one pass, float64 [r, n], in the order of `VALUE_MEASURES`."""
+    count = mask.flatten(1).sum(1)
+    clipped = sums.total((parts.is_clipped & mask).flatten(1).double()) / count
+    shown = explained(parts.errors, values.returns, mask)
+    return torch.stack((parts.loss.detach().double(), clipped, shown), 1)
