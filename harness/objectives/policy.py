@@ -41,7 +41,8 @@ from harness.policy.losses import (
     mean_of_shares,
     surrogate,
 )
-from harness.policy.minibatches import Minibatch, Minibatches
+from harness.policy.minibatch import Minibatch
+from harness.policy.minibatches import Minibatches
 from harness.policy.penalty import SCHEDULES
 from harness.policy.rollouts import SAME, Rollouts
 from harness.policy.rows import PassingRows, SiteStrikes
@@ -49,6 +50,7 @@ from harness.policy.sizes import prompt_tokens
 from harness.policy.step_measures import (
     ENTROPY_TAP,
     ROLLOUT_TAP,
+    ROUTES_TAP,
     STEP_TAP,
     TEXT_TAP,
     VALUE_TAP,
@@ -109,6 +111,9 @@ class Options:
         *CORRECTIONS,
     )
     correction_cap: float = number(PER_TRIAL, 3.0, "largest such weight", above=0)
+    routing_replay: bool = anything(
+        STRUCTURAL, False, "of a mixture of experts: tokens train with the experts to which the sampler sent them"
+    )
     off_policy: float | None = number(
         SWITCHED,
         None,
@@ -183,7 +188,7 @@ class Policy(NextToken):
 
     may_replay = False
     is_sampled = True
-    taps = (STEP_TAP, ROLLOUT_TAP, VALUE_TAP, ENTROPY_TAP, TEXT_TAP)
+    taps = (STEP_TAP, ROLLOUT_TAP, VALUE_TAP, ENTROPY_TAP, TEXT_TAP, ROUTES_TAP)
 
     def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device):
         super().__init__(trials, corpus, dtype, device)
@@ -257,7 +262,10 @@ class Policy(NextToken):
 
     def rolled_out(self, batch_RxBxx: Tensor) -> Tensor:
         assert self.rollouts is not None
-        self._part = Minibatch(self.rollouts, self._minibatches.index(), self.options.mean)
+        index = self._minibatches.index()
+        self._part = Minibatch(self.rollouts, index, self.options.mean)
+        if self.rollouts.routes:
+            self.rollouts.routes.train_on(index)
         return self._part.tokens
 
     def loss(self, model: GPT, batch_rxbxx: Tensor, weights_rxb: Tensor | None, rows: slice) -> Tensor:
@@ -322,6 +330,8 @@ class Policy(NextToken):
             model.taps(ROLLOUT_TAP, torch.cat((self.rollouts.measures[rows], beta), 1), rows)
         if ENTROPY_TAP in model.taps and self.rollouts.entropy:
             model.taps(ENTROPY_TAP, self.rollouts.entropy.now[rows, None], rows)
+        if ROUTES_TAP in model.taps and self.rollouts.routes:
+            model.taps(ROUTES_TAP, self.rollouts.routes.flips[rows], rows)
 
     def judge(self, loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
         return judge_rewards(-loss[:: self.options.updates], nonfinite_step)

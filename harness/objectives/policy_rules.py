@@ -43,7 +43,7 @@ def refused(trial: Trial) -> Iterator[str]:
     if experts and (experts.lag or experts.routing == "frozen"):
         key = f"moe.lag={experts.lag}" if experts.lag else "moe.routing=frozen"
         yield f"{key}: objective=policy samples what trains, so nobody looks at it before; allowed: lag 0, routing live"
-    for rule in (_minibatches, _critic, _entropy, _mix_in):
+    for rule in (_minibatches, _critic, _entropy, _mix_in, _replay):
         yield from rule(trial)
     yield from REWARDS[options.reward].refused(trial, prompt, context + 1 - prompt)
 
@@ -103,3 +103,11 @@ def _mix_in(trial: Trial) -> Iterator[str]:
         if mixes is not None and value is not None:
             why = f"of the text of policy.mix_in={mixes} it would depend on ranks and micro-batches"
             yield f"{key}={value}: {why}; allowed: {allowed}, or policy.mix_in=null"
+
+
+def _replay(trial: Trial) -> Iterator[str]:
+    """A replay of experts without any."""
+    mixer = trial.section("block").channel_mixer
+    if trial.section("policy").routing_replay and mixer != "moe":
+        allowed = "false, or block.channel_mixer=moe"
+        yield f"policy.routing_replay=true: block.channel_mixer={mixer} has no experts; allowed: {allowed}"

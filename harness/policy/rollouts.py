@@ -32,6 +32,7 @@ from harness.policy.losses import penalties
 from harness.policy.measures import MEASURES, ScoredTokens, measured
 from harness.policy.penalty import EntropyConstant, PenaltyConstant
 from harness.policy.probabilities import TokenScores, token_scores
+from harness.policy.routes import RolloutRoutes
 from harness.policy.rows import PassingRows, SiteStrikes
 from harness.policy.sampling import NOISE, TEXT, drawn, streams_of, uniforms
 from harness.policy.sizes import prompt_tokens
@@ -87,6 +88,8 @@ class Rollouts:
         ring = weights.used[:, None].expand(-1, lag, -1).clone()
         self._ring = state.add("sampler_weights", ring) if lag else None
         self.penalty = PenaltyConstant(here, dtype, device, state)
+        has_experts, scorers = first.section("block").channel_mixer == "moe", (self._trainer, self._sampler)
+        self.routes = RolloutRoutes(first, model, *scorers, weights, state) if has_experts else None
         self.entropy = EntropyConstant(here, device, state) if self.options.entropy_target is not None else None
 
     def bind(self, trials: Sequence[Trial], numbers: Sequence[int]) -> None:
@@ -218,6 +221,8 @@ class Rollouts:
                 if any(due[rows]):
                     self._complete(tokens, rows)
                     self._score(tokens, scored, rows, is_struck)
+        if self.routes:
+            self.routes.keep(self._is_apart or is_struck, where)
         self._judge(tokens, scored, where, strike)
 
     def _know_sampler(self, current_RxP: Tensor, where_R: Tensor, strike: SiteStrikes) -> None:
@@ -273,16 +278,13 @@ class Rollouts:
         for first in range(0, batch, self._sequences):
             here = rows, slice(first, first + self._sequences)
             piece = tokens_RxBxxx[here]
+            if self.routes:
+                self.routes.listen(first, self._is_apart or is_struck)
+            behaviour = self._of_sampler_alone(piece, rows, first, batch) if self._is_apart or is_struck else None
             read = self.read(self._trainer, piece, rows)
             old = self.scores(read, piece, rows)
             reference = self.scores(self.read(self._reference, piece, rows), piece, rows).log_probability
-            behaviour = old.log_probability
-            if self._is_apart or is_struck:
-                logits = self.read(self._sampler, piece, rows).logits
-                if self._noise is not None:
-                    places = [self._noisy(logits[:, :, i], rows, i, first, batch) for i in range(logits.shape[2])]
-                    logits = torch.stack(places, 2)
-                behaviour = self._scored(logits / self._of_sampling[rows], piece).log_probability
+            behaviour = old.log_probability if behaviour is None else behaviour
             scored.old[here], scored.behaviour[here], scored.reference[here] = (
                 old.log_probability,
                 behaviour,
@@ -292,6 +294,14 @@ class Rollouts:
             if scored.values is not None and read.values is not None:
                 scored.values[here] = read.values
             scored.k3[here] = penalties("k3", old.log_probability, reference)
+
+    def _of_sampler_alone(self, piece_rxbxxx: Tensor, rows: slice, first: int, batch: int) -> Tensor:
+        """Log-probabilities of the tokens of these completions, from `first` on, by a sampler apart, [r, b, T]."""
+        logits = self.read(self._sampler, piece_rxbxxx, rows).logits
+        if self._noise is not None:
+            places = [self._noisy(logits[:, :, i], rows, i, first, batch) for i in range(logits.shape[2])]
+            logits = torch.stack(places, 2)
+        return self._scored(logits / self._of_sampling[rows], piece_rxbxxx).log_probability
 
     def read(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice, text_rxbxxx: Tensor | None = None) -> Read:
         """By what a model chooses each token of the completions, in one pass with the windows of `text`, if any."""

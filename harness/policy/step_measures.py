@@ -11,6 +11,7 @@ from harness.policy.losses import Completions, LossParts
 
 STEP_TAP, ROLLOUT_TAP = "policy.step", "policy.rollout"
 VALUE_TAP, ENTROPY_TAP, TEXT_TAP = "policy.values", "policy.entropy", "policy.text"
+ROUTES_TAP = "policy.routes"
 VALUE_MEASURES = ("value_loss", "value_clip_share", "value_explained")
 STEP_MEASURES = ("surrogate_loss", "clip_share", "ratio_max", "ratio_squares", "ratio_sum")
 

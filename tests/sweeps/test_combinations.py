@@ -73,6 +73,7 @@ def test_with_another_it_is_the_union_or_refused(name: str) -> None:
     for other in {others[(place + distance) % len(others)] for distance in DISTANCES}:
         fields = [read(FOLDER, "mitigation", part).fields for part in (name, other)]
         objective = [] if {name, other} <= set(command.general_mitigations()) else ["objective.name=policy"]
+        objective += ["block.channel_mixer=moe"] if "routing_replay" in (name, other) else []
         try:
             trial = command.composer().trial([f"mitigation={name}+{other}", *small, *objective])
         except ConfigError as error:
