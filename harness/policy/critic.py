@@ -38,7 +38,8 @@ def token_rewards(rewards_RxB: Tensor, penalties_RxBxT: Tensor | None, mask_RxBx
         penalties_RxBxT: What is taken off at each token; None: nothing (Ziegler et al. 2019, equation 2).
         mask_RxBxT: Which tokens count, the first ones.
     """
-    is_last = mask_RxBxT & ~torch.nn.functional.pad(mask_RxBxT[..., 1:], (0, 1))
+    goes_on = torch.cat((mask_RxBxT[..., 1:], torch.zeros_like(mask_RxBxT[..., :1])), -1)
+    is_last = mask_RxBxT & ~goes_on
     found = torch.where(is_last, rewards_RxB[..., None], 0.0)
     return found if penalties_RxBxT is None else found - torch.where(mask_RxBxT, penalties_RxBxT, 0.0)
 

@@ -59,8 +59,9 @@ class RolloutRoutes:
         self._flips = state.add("rollout_routing_flips", flips)
         self._kept: Rows | None = None
         if options.routing_replay:
-            experts = weights.used.new_zeros((rows, *self._shape), dtype=torch.int16)
-            self._kept = state.add("rollout_experts", experts)
+            # Different ones from the start: of a row that never samples no token has an expert twice.
+            first = torch.arange(self._shape[2], dtype=torch.int16, device=weights.used.device)
+            self._kept = state.add("rollout_experts", first.expand(rows, *self._shape).clone())
             model.routes = self
 
     @property
