@@ -17,9 +17,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev --group docs
 	@# Not with what they ask for: a torchvision that may be of another build than torch, and much that tests have no use
-	@# for. Of three it is the rule by which their authors tell a spike, of trl the losses of policies.
+	@# for. Of three it is the rule by which their authors tell a spike, of trl and torchrl the losses of policies; torchrl
+	@# loads the three behind it.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
-	  mup ai2-olmo-core megatron-core trainscope trl
+	  mup ai2-olmo-core megatron-core trainscope trl torchrl tensordict pyvers hoptorch
 	@touch $@
 
 quickstart: install

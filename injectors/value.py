@@ -322,7 +322,8 @@ class Value(InjectableFault):
         if self.site in SCALARS:
             return {SCALARS[Site(self.site)]: ()}
         if self.site in OF_ROLLOUTS:
-            return {OF_ROLLOUTS[Site(self.site)]: (facts.completions or 1,)}
+            of_each = (facts.advantages,) if facts.advantages > 1 and self.site == Site.ADVANTAGE else ()
+            return {OF_ROLLOUTS[Site(self.site)]: (facts.completions or 1, *of_each)}
         return facts.taps if self.site in AT_TAPS else facts.tensors
 
     def arm(self, facts: Facts) -> ValueStrike:

@@ -17,7 +17,7 @@ class Site(StrEnum):
     WEIGHT = "weight"  # each tensor of the model, before it is read
     SAMPLER_WEIGHT = "sampler_weight"  # each tensor of the sampler's copy of the model, before a rollout (a policy)
     REWARD = "reward"  # {"reward": [B]} of the completions of a rollout, before the penalty and the group's mean
-    ADVANTAGE = "advantage"  # {"advantage": [B]} of the completions of a rollout
+    ADVANTAGE = "advantage"  # {"advantage": [B]} of the completions of a rollout; with a critic, [B, T] of their tokens
     ACTIVATION = "activation"  # {tap: one activation}, when it is computed; of one rank's part of the batch
     ROUTING = "routing"  # {tap: [N, K] numbers of experts}, as tokens are sent to them; of one rank's part
     LOSS_SCALE = "loss_scale"  # {"loss_scale": []}, before the backward pass

@@ -87,6 +87,8 @@ YOUNGER = (
     ),
     *(("policy", name) for name in ("proxy", "proxy_noise")),
     *(("model", name) for name in ("residual_streams", "stream_mixing", "stream_gate")),
+    *(("policy", name) for name in ("critic", "gamma", "gae", "value_loss", "value_clip", "minibatches", "mix_in")),
+    *(("policy", name) for name in ("entropy_target", "entropy_step", "routing_replay")),
 )
 """Fields that are younger than trials that are stored, whose ids stay what they are; so are all readings but these."""
 OLD_READINGS = (

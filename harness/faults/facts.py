@@ -17,10 +17,13 @@ from harness.config.fields import scope_of
 from harness.config.names import Site
 from harness.model.branches import Branches, branches_of
 from harness.model.formats import FORMAT_OF, real_view
+from harness.model.heads import heads_of
 from harness.model.outline import route_shapes, struck_shapes
 from harness.model.scaling import tensor_table
+from harness.model.tensors import ModelTensor
 from harness.optim.optimizers import OPTIMIZERS
 from harness.optim.schedules import rates_of, warmup_steps
+from harness.policy.sizes import prompt_tokens, trained_sequences
 
 Shapes = Mapping[str, tuple[int, ...]]
 FIRST_NUMBER = re.compile(r"(?:[^.]+\.)*?(\d+)(?=\.|$)")
@@ -47,7 +50,8 @@ class Facts:
 
     A batch has `batch` sequences of `context` tokens. The learning rate of a step is `rate(step)`, and `peak` after a
     warm-up of `warmup` steps. `tokens` is the training text [N], and `token_counts` says how often each token of the
-    vocabulary occurs in it. A policy samples so many `completions` every `updates` steps. A record of the fault keeps
+    vocabulary occurs in it. A policy samples so many `completions` every `updates` steps, each of which
+    has so many `advantages`: with a critic, one for each token. A record of the fault keeps
     `shape`, by key: what decides which elements there are, and what stands there. What a fault draws follows from
     `seed`.
     """
@@ -74,6 +78,7 @@ class Facts:
     routes: Shapes = field(default_factory=dict)
     experts: int = 0
     completions: int = 0
+    advantages: int = 1
     updates: int = 1
 
     @property
@@ -145,7 +150,8 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
     vocabulary = len(token_counts) or trial.data.vocabulary
     plain = model if model.seed is None else dataclasses.replace(model, seed=None)
     branches = branches_of(trial)
-    tensors, taps, shape = _places(plain, train, vocabulary, branches)
+    sequences, heads = trained_sequences(trial), heads_of(trial)
+    tensors, taps, shape = _places(plain, train, sequences, vocabulary, branches, heads)
     rates = cache(lambda: rates_of(trial))  # of no use to most faults
     return Facts(
         trial.steps,
@@ -166,18 +172,28 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
         tokens=tokens,
         token_counts=token_counts,
         shape=shape,
-        routes={} if train.checkpointing else route_shapes(model, train.sequences, branches),  # else chosen again
+        routes={} if train.checkpointing else route_shapes(model, sequences, branches),  # else chosen again
         experts=max(branch.destinations for branch in branches),
-        completions=train.batch if trial.objective.name == "policy" else 0,
-        updates=trial.section("policy").updates if trial.objective.name == "policy" else 1,
+        **_of_policy(trial),
     )
 
 
+def _of_policy(trial: Trial) -> dict[str, Any]:
+    if trial.objective.name != "policy":
+        return {}
+    options, length = trial.section("policy"), trial.model.context + 1
+    tokens = length - prompt_tokens(trial) if options.critic else 1
+    return {"completions": trial.train.batch, "advantages": tokens, "updates": options.updates}
+
+
 @lru_cache(maxsize=64)
-def _places(model: Model, train: Train, vocabulary: int, branches: Branches) -> tuple[Shapes, Shapes, dict[str, Any]]:
+def _places(
+    model: Model, train: Train, sequences: int, vocabulary: int, branches: Branches, heads: tuple[ModelTensor, ...]
+) -> tuple[Shapes, Shapes, dict[str, Any]]:
     """The tensors and the activations, with their shapes, and what records keep; fused attention keeps no scores."""
-    taps, kept = struck_shapes(model, train.sequences, vocabulary, branches), model.explicit_attention
-    tensors = {row.name: row.shape for row in tensor_table(model, vocabulary, branches=branches)}
+    taps, kept = struck_shapes(model, sequences, vocabulary, branches), model.explicit_attention
+    rows = tensor_table(model, vocabulary, branches=branches, heads=heads)
+    tensors = {row.name: row.shape for row in rows}
     taps = {name: shape for name, shape in taps.items() if kept or not name.endswith(".scores")}
     return tensors, taps, shape_of(model, train, branches)
 

@@ -121,9 +121,13 @@ class GPT:
 
     def __call__(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> Tensor:
         """Logits [R, B x T, V] of the rows of one part, the first where none is named."""
+        return self.with_states(tokens_RxBxT, rows)[2]
+
+    def with_states(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> tuple[Tools, Tensor, Tensor]:
+        """The same logits, behind the tools of their pass and the states that the head reads, [R, B x T, D]."""
         tools, x = self.stream(tokens_RxBxT, rows)
         self._beside = list(tools.losses)
-        return self._logits(tools, x)
+        return tools, *self._logits(tools, x)
 
     def last_logits(self, tokens_RxBxT: Tensor, rows: slice = ALL, key_values: KeyValues | None = None) -> Tensor:
         """Logits of what follows each sequence, [R, B, V]; with `key_values` tokens are those that are new."""
@@ -131,14 +135,15 @@ class GPT:
         if key_values is not None:
             key_values.read += tokens_RxBxT.shape[2]
         last = x.unflatten(1, tokens_RxBxT.shape[1:])[:, :, -1]
-        return self._logits(tools, last.contiguous())
+        return self._logits(tools, last.contiguous())[1]
 
-    def _logits(self, tools: Tools, x: Tensor) -> Tensor:
+    def _logits(self, tools: Tools, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head reads of the residual stream, and the logits that it makes of that."""
         x = tools.norm("final_norm", tools.taps.copied("head.input", x))
         logits = tools.linear(x, self._head).to(self._root.dtype)
         multiplier, cap = output_multiplier(self.config), tools.switched("output_cap", 3)
         logits = logits if multiplier == 1 else logits * multiplier
-        return tools.taps("logits", logits if cap is None else soft_cap(logits, cap))
+        return x, tools.taps("logits", logits if cap is None else soft_cap(logits, cap))
 
     def stream(
         self, tokens_RxBxT: Tensor, rows: slice = ALL, key_values: KeyValues | None = None

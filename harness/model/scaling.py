@@ -7,7 +7,7 @@ function and its entry in INITS. m stands for width / base_width, m_L for depth 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from harness.config import Model, Trial
 from harness.model.branches import Branches
@@ -17,14 +17,21 @@ from harness.model.tensors import MATRICES, WIDENING, Kind, ModelTensor, ScaledT
 FIELDS = {Kind.LAYER_SCALE: "layer_scale", Kind.SLOPE: "dyt_alpha", Kind.MIX_GATE: "stream_gate"}
 """Fields of the model that say where tensors of these kinds start."""
 ONES = (Kind.GAIN, Kind.FINAL_GAIN, Kind.SCALE, *FIELDS)
-ZEROS = (Kind.SHIFT, Kind.BIAS, Kind.FINAL_BIAS, Kind.SINK, Kind.MIX_OFFSET)
+ZEROS = (Kind.SHIFT, Kind.BIAS, Kind.FINAL_BIAS, Kind.SINK, Kind.MIX_OFFSET, Kind.VALUE_HEAD)
 STARTS = {**dict.fromkeys(ONES, 1.0), **dict.fromkeys(ZEROS, 0.0)}  # without noise
 
 
 def tensor_table(
-    model: Model, vocabulary: int, rule: str = "adam", decay_embedding: bool = True, branches: Branches = ()
+    model: Model,
+    vocabulary: int,
+    rule: str = "adam",
+    decay_embedding: bool = True,
+    branches: Branches = (),
+    heads: Sequence[ModelTensor] = (),
 ) -> list[ScaledTensor]:
     """Every tensor of the model, in the order in which the optimizer wants them; no `branches`: the usual ones.
+
+    `heads` are further ones of its objective, behind all others (`harness.model.heads.heads_of`).
 
     `rule` says what the size of an optimizer's update follows: "adam" nothing, because it is normalised element by
     element; "sgd" the gradient; "relative" the root mean square (RMS) of the weights; "relative_sgd" that of matrices
@@ -38,7 +45,7 @@ def tensor_table(
     """
     matrices, _, vectors = rule.partition("_")
     table = []
-    for tensor in model_tensors(model, vocabulary, branches):
+    for tensor in (*model_tensors(model, vocabulary, branches), *heads):
         is_vector = tensor.kind in STARTS
         its_rule = vectors if vectors and is_vector else matrices
         has_decay = not is_vector and (decay_embedding or tensor.kind != Kind.EMBEDDING)

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from harness.config import NO_FAULT, ConfigError, Trial, shown
+from harness.model.heads import VALUE_HEAD
 from harness.storage.last_weights import FOLDER, configurations, weights_file
 
 ALLOWED = "a safetensors file of this model's tensors, as keep=weights leaves it"
@@ -79,7 +80,7 @@ def stored_start(given: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     Raises ConfigError for other names or shapes than `shapes`, and for values that are not finite.
     """
     with _opened(given, shapes) as file:
-        tensors = {name: file.get_tensor(name) for name in shapes}
+        tensors = {name: file.get_tensor(name) for name in shapes if name != VALUE_HEAD or name in file.keys()}  # noqa: SIM118
     for name, values in tensors.items():
         if not values.isfinite().all():
             raise ConfigError(
@@ -121,13 +122,17 @@ def _readable(given: str) -> Iterator[Path]:
 
 @contextmanager
 def _opened(given: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Any]:
-    """The file of tensors with these names and shapes; raises ConfigError where it has others."""
+    """The file of tensors with these names and shapes; raises ConfigError where it has others.
+
+    A critic's value head may be missing on either side: it is then not read, or starts at zero.
+    """
     from safetensors import safe_open
 
     with _readable(given) as path, safe_open(path, framework="pt") as file:
         stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
         for name in dict.fromkeys((*shapes, *stored)):
-            if shapes.get(name) != stored.get(name):
+            is_extra = name == VALUE_HEAD and (name in shapes) != (name in stored)
+            if shapes.get(name) != stored.get(name) and not is_extra:
                 there, wanted = (f"{sizes[name]}" if name in sizes else "none" for sizes in (stored, shapes))
                 reason = f"{name} is {there} there and {wanted} in this model"
                 raise ConfigError(f"model.start={shown(given)}: {reason}; allowed: {ALLOWED}")

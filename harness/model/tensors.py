@@ -15,6 +15,7 @@ class Kind(StrEnum):
     RESIDUAL = "residual"  # [out, in], the last matrix of a branch: what it gives is added to the residual stream
     ROUTER = "router"  # [experts, width], inside a block: as of the head only its input grows with the width
     HEAD = "head"  # [vocabulary, width]
+    VALUE_HEAD = "value_head"  # [1, width], what a token's state is worth to a policy, which starts at zero
     GAIN = "gain"  # [features], of a norm inside a block, or a row of them for each of several norms side by side
     FINAL_GAIN = "final_gain"  # [features], of a norm outside of the blocks
     LAYER_SCALE = "layer_scale"  # [width], a gain on what a branch gives, which starts at the trial's model.layer_scale

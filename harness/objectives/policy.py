@@ -8,7 +8,7 @@ falls as the policy learns; what is differentiated is the signal `surrogate_loss
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,11 @@ from harness.model import sums
 from harness.model.gpt import GPT
 from harness.model.state import Rows, State
 from harness.objectives.base import Steps
+from harness.objectives.loss import cross_entropy
 from harness.objectives.next_token import NextToken
 from harness.objectives.outcome import PROXY, VARIETY, judge_policy
 from harness.policy.advantages import BASELINES, SCALES
+from harness.policy.critic import Values, value_loss
 from harness.policy.losses import (
     CORRECTIONS,
     KINDS,
@@ -37,18 +39,26 @@ from harness.policy.losses import (
     LossParts,
     LossStrengths,
     mean_of_shares,
-    mean_shares,
     surrogate,
 )
+from harness.policy.minibatch import Minibatch
+from harness.policy.minibatches import Minibatches
 from harness.policy.penalty import SCHEDULES
-from harness.policy.proxy import LARGEST
-from harness.policy.rollouts import SAME, Rollouts, prompt_tokens
+from harness.policy.rollouts import SAME, Rollouts
 from harness.policy.rows import PassingRows, SiteStrikes
-from harness.policy.step_measures import PROXY_TAP, ROLLOUT_TAP, STEP_TAP, step_measures
+from harness.policy.sizes import prompt_tokens
+from harness.policy.step_measures import (
+    ENTROPY_TAP,
+    PROXY_TAP,
+    ROLLOUT_TAP,
+    ROUTES_TAP,
+    STEP_TAP,
+    TEXT_TAP,
+    VALUE_TAP,
+    step_measures,
+    value_measures,
+)
 from harness.rewards.table import REWARDS
-
-FIXED = ("schedule.sequence_start", "schedule.batch_start", "screen.rarity", "screen.repetition", "screen.entropy")
-"""Keys that have to be null."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,13 @@ class Options:
     )
     group: int = number(STRUCTURAL, 8, "completions of each prompt; divides train.batch", low=1, high=LARGEST_BATCH)
     updates: int = number(STRUCTURAL, 1, "optimizer steps on each rollout", low=1, high=MOST_STEPS)
+    minibatches: int = number(
+        STRUCTURAL,
+        1,
+        "parts of a rollout, of which each step has one in turn; divides train.batch and policy.updates",
+        low=1,
+        high=LARGEST_BATCH,
+    )
     temperature: float = number(PER_TRIAL, 1.0, "what logits are divided by, in sampling and in the loss", above=0)
     # The sampler, where it is not the trainer
     sampler: str = choice(
@@ -98,6 +115,9 @@ class Options:
         *CORRECTIONS,
     )
     correction_cap: float = number(PER_TRIAL, 3.0, "largest such weight", above=0)
+    routing_replay: bool = anything(
+        STRUCTURAL, False, "of a mixture of experts: tokens train with the experts to which the sampler sent them"
+    )
     off_policy: float | None = number(
         SWITCHED,
         None,
@@ -129,6 +149,16 @@ class Options:
     dual_clip: float | None = number(
         SWITCHED, None, "largest ratio by which a negative advantage counts; null: any", above=1
     )
+    # A critic, in the place of baselines
+    critic: bool = anything(
+        STRUCTURAL, False, "a value head on the last hidden states, from which each token has an advantage of its own"
+    )
+    gamma: float = number(PER_TRIAL, 1.0, "of a critic: discount of the next token's value", low=0, high=1)
+    gae: float = number(PER_TRIAL, 0.95, "of a critic: lambda of generalized advantage estimation", low=0, high=1)
+    value_loss: float = number(PER_TRIAL, 0.1, "of a critic: weight of half its mean squared error", low=0)
+    value_clip: float | None = number(
+        PER_TRIAL, 0.2, "of a critic: by how much a value may move from that at the rollout; null: any", above=0
+    )
     # What holds the policy
     beta: float | None = number(
         SWITCHED, None, "constant of the penalty on KL(policy, reference); null: no penalty", low=0
@@ -146,6 +176,15 @@ class Options:
         STRUCTURAL, True, "a penalty in the loss is multiplied by the ratio, so that its gradient has no bias"
     )
     entropy: float | None = number(SWITCHED, None, "constant of a bonus on the entropy of tokens; null: none", low=0)
+    entropy_target: float | None = number(
+        SWITCHED, None, "entropy of a token, nat, below which the bonus acts and grows; null: it is constant", above=0
+    )
+    entropy_step: float = number(
+        PER_TRIAL, 0.005, "by how much the bonus moves after a rollout, where it has a target", low=0, high=1
+    )
+    mix_in: float | None = number(
+        SWITCHED, None, "weight of the next-token loss on training text beside the policy's own loss; null: none", low=0
+    )
     # A learned reward in place of the gold one
     proxy: int | None = number(
         SWITCHED,
@@ -166,7 +205,7 @@ class Policy(NextToken):
     may_replay = False
     is_sampled = True
     judged_by = (*VARIETY, PROXY)
-    taps = (STEP_TAP, ROLLOUT_TAP, PROXY_TAP)
+    taps = (STEP_TAP, ROLLOUT_TAP, PROXY_TAP, VALUE_TAP, ENTROPY_TAP, TEXT_TAP, ROUTES_TAP)
 
     def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device):
         super().__init__(trials, corpus, dtype, device)
@@ -182,6 +221,8 @@ class Policy(NextToken):
         )
         self._reward = REWARDS[self.options.reward](corpus.vocabulary, device)
         self._reward.read(corpus)
+        self._minibatches = Minibatches(self.options.minibatches, trials[0].train.batch, self.options.updates, device)
+        self._text: Tensor | None = None
 
     def join(self, here: Sequence[Trial], model: GPT, weights: Rows, state: State) -> None:
         self.rollouts = Rollouts(self._planned, here, model, weights, state, self._reward, self._windows)
@@ -205,11 +246,16 @@ class Policy(NextToken):
         assert low is not None and high is not None
         names = ("dual_clip", "beta", "entropy", "correction_cap", "off_policy")
         self._strengths = LossStrengths(low, high, *(column(name) for name in names))
+        of_values = column("value_loss"), column("value_clip", np.inf)
+        self._value_strengths = [x for x in of_values if x is not None]
+        self._mix_in, self._seeds = column("mix_in"), [trial.seeds["data"] for trial in trials]
 
     def batch(self, steps: Steps) -> Tensor:
         """Sequences that begin with the prompts: those of a rollout are the same at all of its steps."""
         every = self.options.updates
         numbers = steps // every if isinstance(steps, int) else [step // every for step in steps]
+        if self.options.mix_in is not None:
+            self._text = self.batches(steps)
         return self._windows(numbers, self.options.group)
 
     def _windows(self, numbers: Steps, group: int = 1) -> Tensor:
@@ -225,7 +271,9 @@ class Policy(NextToken):
         self.dropped = torch.zeros(len(batch_RxBxx), dtype=self._dtype, device=self._device)
         self.trains = torch.ones_like(active_R)
         if self.rollouts:
-            self.rollouts.stand_at([steps] * len(batch_RxBxx) if isinstance(steps, int) else steps)
+            of_rows = [steps] * len(batch_RxBxx) if isinstance(steps, int) else steps
+            self.rollouts.stand_at(of_rows)
+            self._minibatches.stand_at(self._seeds, of_rows)
         return batch_RxBxx, None
 
     def roll_out(self, batch_RxBxx: Tensor, rows: PassingRows, strike: SiteStrikes) -> Tensor:
@@ -235,38 +283,63 @@ class Policy(NextToken):
 
     def rolled_out(self, batch_RxBxx: Tensor) -> Tensor:
         assert self.rollouts is not None
-        self._mask = self.rollouts.mask
-        self._share, self._token_share = (
-            mean_shares(self._mask, mean, self._dtype) for mean in (self.options.mean, "tokens")
-        )
-        return self.rollouts.tokens
+        index = self._minibatches.index()
+        self._part = Minibatch(self.rollouts, index, self.options.mean)
+        if self.rollouts.routes:
+            self.rollouts.routes.train_on(index)
+        return self._part.tokens
 
     def loss(self, model: GPT, batch_rxbxx: Tensor, weights_rxb: Tensor | None, rows: slice) -> Tensor:
         """Minus the mean quality, [r], with the gradient of the policy's loss."""
-        rollouts, first = self.rollouts, model.first_sequence
+        rollouts, first, part = self.rollouts, model.first_sequence, self._part
         assert rollouts is not None
         here = rows, slice(first, first + batch_rxbxx.shape[1])
-        scores = rollouts.scores(model, batch_rxbxx, rows)
+        text = None if self._text is None else self._text[here]
+        read = rollouts.read(model, batch_rxbxx, rows, text)
+        scores = rollouts.scores(read, batch_rxbxx, rows)
         completions = Completions(
             *(scores.log_probability, scores.entropy),
-            *(rollouts.old[here], rollouts.behaviour[here], rollouts.reference[here]),
-            *(self._mask[here], rollouts.advantages[here], self._share[here], self._token_share[here]),
+            *(part.old[here], part.behaviour[here], part.reference[here]),
+            *(part.mask[here], part.advantages[here], part.share[here], part.token_share[here]),
         )
         parts = surrogate(self._kind, self._of_rows(rows), completions)
         loss = parts.loss
+        if read.values is not None and part.values_and_returns is not None:
+            old, returns = (x[here] for x in part.values_and_returns)
+            values = Values(read.values, old, returns, *(x[rows] for x in self._value_strengths))
+            loss = loss + self._loss_of_critic(model, values, completions, rows)
+        if read.of_text is not None and text is not None:
+            loss = loss + self._loss_of_text(model, read.of_text, text, rows)
         if self._z_loss is not None:
             z_loss = self._z_loss[rows]
             of_z = mean_of_shares(completions.token_share, scores.log_z * scores.log_z, completions.mask)
             loss = loss + torch.where(z_loss == 0, 0.0, z_loss * of_z)
         self._show(model, parts, completions, rows)
-        return loss - loss.detach() - sums.mean(rollouts.quality[here].contiguous())
+        return loss - loss.detach() - sums.mean(part.quality[here].contiguous())
+
+    def _loss_of_critic(self, model: GPT, values: Values, completions: Completions, rows: slice) -> Tensor:
+        parts = value_loss(values, completions.token_share, completions.mask)
+        if VALUE_TAP in model.taps:
+            model.taps(VALUE_TAP, value_measures(parts, values, completions.mask), rows)
+        return parts.loss
+
+    def _loss_of_text(self, model: GPT, logits_rxnxV: Tensor, text_rxbxxx: Tensor, rows: slice) -> Tensor:
+        assert self._mix_in is not None
+        # In memory of its own: what is kept of the logits becomes their gradient in place.
+        loss = cross_entropy(logits_rxnxV.clone(), text_rxbxxx[:, :, 1:].flatten(1))
+        if TEXT_TAP in model.taps:
+            model.taps(TEXT_TAP, loss.detach().double()[:, None], rows)
+        weight = self._mix_in[rows].flatten()
+        return torch.where(weight == 0, 0.0, weight * loss)
 
     def _of_rows(self, rows: slice) -> LossStrengths:
-        beta = None
-        if self._strengths.beta is not None and self.rollouts:
-            beta = self.rollouts.penalty.at(self._model.at)[rows, None, None]
         of: dict[str, Any] = {name: None if x is None else x[rows] for name, x in vars(self._strengths).items()}
-        return LossStrengths(**{**of, "beta": beta})
+        rollouts = self.rollouts
+        if rollouts and of["beta"] is not None:
+            of["beta"] = rollouts.penalty.at(self._model.at)[rows, None, None]
+        if rollouts and rollouts.entropy:
+            of["entropy"] = rollouts.entropy.now[rows, None, None].to(self._dtype)
+        return LossStrengths(**of)
 
     def _show(self, model: GPT, parts: LossParts, completions: Completions, rows: slice) -> None:
         """What is read of this pass."""
@@ -278,6 +351,10 @@ class Policy(NextToken):
         if ROLLOUT_TAP in model.taps:
             beta = self.rollouts.penalty.at(self._model.at)[rows, None].double()
             model.taps(ROLLOUT_TAP, torch.cat((self.rollouts.measures[rows], beta), 1), rows)
+        if ENTROPY_TAP in model.taps and self.rollouts.entropy:
+            model.taps(ENTROPY_TAP, self.rollouts.entropy.now[rows, None], rows)
+        if ROUTES_TAP in model.taps and self.rollouts.routes:
+            model.taps(ROUTES_TAP, self.rollouts.routes.flips[rows], rows)
 
     def reset_reference(self, row: int) -> None:
         assert self.rollouts is not None
@@ -302,38 +379,3 @@ class Policy(NextToken):
         padded.flat[: len(values)] = values
         is_read = ~np.isnan(padded)
         return np.asarray(padded[np.arange(len(padded)), is_read.argmax(1)])
-
-
-def refused(trial: Trial) -> Iterator[str]:
-    """What a policy cannot be trained with."""
-    if trial.objective.name != "policy":
-        return
-    options, train, context = trial.section("policy"), trial.train, trial.model.context
-    prompt = prompt_tokens(trial)
-    if prompt > context:
-        yield f"policy.prompt={prompt}: model.context={context} has no room for a completion; allowed: 1 to {context}"
-        return
-    if train.batch % options.group:
-        yield f"policy.group={options.group}: does not divide train.batch={train.batch}; allowed: a divisor of it"
-    if options.baseline == "leave_one_out" and options.group == 1:
-        yield "policy.baseline=leave_one_out: policy.group=1 has no others; allowed: group, none, or a larger group"
-    if options.end is not None and options.end >= trial.data.vocabulary:
-        yield f"policy.end={options.end}: beyond the vocabulary; allowed: 0 to {trial.data.vocabulary - 1}, or null"
-    if options.beta is None and options.beta_schedule != "constant":
-        yield f"policy.beta_schedule={options.beta_schedule}: policy.beta=null; allowed: constant, or a policy.beta"
-    for key in FIXED:
-        section, _, field = key.partition(".")
-        if (value := getattr(trial.section(section), field)) is not None:
-            yield f"{key}={value}: objective=policy samples what trains, in batches of one size; allowed: null"
-    if trial.model.sigma_reparam:
-        yield "model.sigma_reparam=true: the reference of objective=policy has no singular vectors; allowed: false"
-    if trial.model.placement == "branchnorm":
-        yield "model.placement=branchnorm: the reference of objective=policy would grow; allowed: another placement"
-    experts = trial.section("moe") if trial.section("block").channel_mixer == "moe" else None
-    if experts and (experts.lag or experts.routing == "frozen"):
-        key = f"moe.lag={experts.lag}" if experts.lag else "moe.routing=frozen"
-        yield f"{key}: objective=policy samples what trains, so nobody looks at it before; allowed: lag 0, routing live"
-    if options.proxy is not None and trial.data.vocabulary > LARGEST:
-        why = f"data.vocabulary={trial.data.vocabulary} has too many pairs"
-        yield f"policy.proxy={options.proxy}: {why}; allowed: a vocabulary up to {LARGEST}, or null"
-    yield from REWARDS[options.reward].refused(trial, prompt, context + 1 - prompt)

@@ -56,8 +56,8 @@ class Completions:
 
     `logp` and `entropy` are those of the model that learns, and have gradients. `old`: of the model at the rollout, by
     the trainer; `behaviour`: by the sampler; `reference`: of the start. `mask`: which tokens count, a first one at
-    least. `advantages` [r, b]. `share` [r, b] is the weight of a sequence's tokens in the mean (`mean_shares`).
-    `token_share` is that of a mean over all tokens.
+    least. `advantages` [r, b], or of each token [r, b, T]. `share` [r, b] is the weight of a sequence's tokens in the
+    mean (`mean_shares`). `token_share` is that of a mean over all tokens.
     """
 
     logp: Tensor
@@ -138,7 +138,8 @@ def correction_weights(kind: str, completions: Completions, cap: Tensor) -> Tens
 
 def surrogate(kind: LossKind, strengths: LossStrengths, completions: Completions) -> LossParts:
     """The loss of these sequences, whose gradient is the policy's, and how it came about."""
-    of, mask, advantages = completions, completions.mask, completions.advantages[..., None]
+    of, mask, advantages = completions, completions.mask, completions.advantages
+    advantages = advantages if advantages.dim() == mask.dim() else advantages[..., None]
     log_ratio = torch.where(mask, of.logp - of.old, 0.0)
     if kind.level != "token":
         log_ratio = of_sequences(log_ratio, mask)

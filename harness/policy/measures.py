@@ -71,8 +71,9 @@ def correlation(one_RxB: Tensor, other_RxB: Tensor) -> Tensor:
 
 
 class ScoredTokens:
-    """Log-probabilities of a rollout's tokens under its policies, entropies, and k3, [R, B, T] each."""
+    """Log-probabilities of a rollout's tokens under its policies, entropies, k3, a critic's values, [R, B, T] each."""
 
-    def __init__(self, like: Tensor):
+    def __init__(self, like: Tensor, has_critic: bool = False):
         zeros = (torch.zeros_like(like) for _ in range(5))
         self.old, self.behaviour, self.reference, self.entropy, self.k3 = zeros
+        self.values = torch.zeros_like(like) if has_critic else None

@@ -1,4 +1,4 @@
-"""How strongly a policy is held to its reference: the constant of the penalty over the steps of a run."""
+"""How strongly a policy is held to its reference, and how strongly its entropy is asked for, over a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from harness.model.state import State
 
 SCHEDULES = ("constant", "rising", "falling", "adaptive")
 WIDEST, GAIN = 0.2, 0.1  # of Ziegler et al. 2019: the largest error that counts, and K_beta
+LARGEST = 1.0  # constant of an adaptive bonus on entropy: that of TRL 1.16
 
 
 class PenaltyConstant:
@@ -54,3 +55,37 @@ class PenaltyConstant:
         grown = self._factor.used * (1 + GAIN * error)
         is_changed = where_R & self._is_adaptive & error.isfinite()
         self._factor.used.copy_(torch.where(is_changed, grown, self._factor.used))
+
+
+class EntropyConstant:
+    """The constant of the bonus on entropy of each row, [R], where `policy.entropy_target` lets it adapt.
+
+    Skywork-OR1 (He et al. 2025, arXiv 2505.22312) as TRL 1.16 has it: after each rollout the constant, which starts at
+    `policy.entropy`, grows by `policy.entropy_step` if the entropy of a token is at most the target, and falls by as
+    much if it is above, between 0 and 1. A rollout trains with the constant if the entropy of the rollout before was at
+    most the target, and else without. With one step on a rollout that is TRL's rule, step by step.
+    """
+
+    def __init__(self, trials: Sequence[Trial], device: torch.device, state: State):
+        starts = [trial.section("policy").entropy or 0.0 for trial in trials]
+        first = torch.tensor([[start, torch.inf, 0.0] for start in starts], dtype=torch.float64, device=device)
+        self._kept = state.add("entropy_constant", first)  # the constant, the last entropy, what is in force
+
+    def bind(self, trials: Sequence[Trial]) -> None:
+        """Work on the rows in use from now on, which are these trials."""
+        options, device = [trial.section("policy") for trial in trials], self._kept.used.device
+        numbers = [[one.entropy_target, one.entropy_step] for one in options]
+        self._target, self._step = torch.tensor(numbers, dtype=torch.float64, device=device).unbind(1)
+
+    @property
+    def now(self) -> Tensor:
+        """What is in force, [R], float64."""
+        return self._kept.used[:, 2]
+
+    def adapt(self, entropy_R: Tensor, where_R: Tensor) -> None:
+        """After a rollout of these rows, whose tokens have this entropy, nat, [R]."""
+        constant, last = self._kept.used[:, 0], self._kept.used[:, 1]
+        in_force = torch.where(last <= self._target, constant, 0.0)
+        moved = torch.where(entropy_R <= self._target, constant + self._step, constant - self._step)
+        new = torch.stack((moved.clamp(0.0, LARGEST), entropy_R, in_force), 1)
+        self._kept.used.copy_(torch.where(where_R[:, None], new, self._kept.used))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,22 +20,38 @@ from harness.config.ladder import rungs
 from harness.config.names import Site
 from harness.model import sums
 from harness.model.gpt import GPT
+from harness.model.heads import VALUE_HEAD
 from harness.model.key_values import KeyValues, may_read_alone
 from harness.model.layers import for_each_trial
 from harness.model.parameters import Views
 from harness.model.precision import precision_of
+from harness.model.scaling import output_multiplier
 from harness.model.state import Rows, State
 from harness.policy.advantages import advantages, spread
+from harness.policy.critic import estimated_advantages, state_values, token_rewards, whitened
 from harness.policy.losses import penalties
 from harness.policy.measures import MEASURES, ScoredTokens, correlation, measured
-from harness.policy.penalty import PenaltyConstant
+from harness.policy.penalty import EntropyConstant, PenaltyConstant
 from harness.policy.probabilities import TokenScores, token_scores
 from harness.policy.proxy import Proxy
+from harness.policy.routes import RolloutRoutes
 from harness.policy.rows import PassingRows, SiteStrikes
 from harness.policy.sampling import NOISE, TEXT, drawn, streams_of, uniforms
+from harness.policy.sizes import prompt_tokens
 from harness.rewards.base import Reward, cumulated
 
 SAME = "same"  # the sampler's format: that of the trainer
+
+
+class Read(NamedTuple):
+    """What one pass gives: logits of each token of the completions [r, b, T, V], and a critic's values [r, b, T].
+
+    Where text is mixed in, logits of its tokens, too, [r, n, V].
+    """
+
+    logits: Tensor
+    values: Tensor | None = None
+    of_text: Tensor | None = None
 
 
 class Rollouts:
@@ -75,7 +92,10 @@ class Rollouts:
         self._old, self._behaviour, self._of_reference = (
             kept(name, *of_tokens) for name in ("old", "behaviour", "reference")
         )
-        self._quality, self._advantages = (kept(name, batch) for name in ("quality", "advantages"))
+        self._quality = kept("quality", batch)
+        self._advantages = kept("advantages", *(of_tokens if self.options.critic else (batch,)))
+        names = ("values", "returns") if self.options.critic else ()
+        self._of_critic = [kept(name, *of_tokens) for name in names]
         self._measures = kept("measures", len(MEASURES), dtype=torch.float64)
         self._usual = kept("start_quality", 2, dtype=torch.float64)  # median, and spread of what is made of it
         lag = self.options.sampler_lag
@@ -89,6 +109,9 @@ class Rollouts:
         if self.options.proxy is not None:
             self.proxy = Proxy(rows, reward.vocabulary, device, state)
             self._of_proxy = kept("proxy", 2, dtype=torch.float64)
+        has_experts, scorers = first.section("block").channel_mixer == "moe", (self._trainer, self._sampler)
+        self.routes = RolloutRoutes(first, model, *scorers, weights, state) if has_experts else None
+        self.entropy = EntropyConstant(here, device, state) if self.options.entropy_target is not None else None
 
     def bind(self, trials: Sequence[Trial], numbers: Sequence[int]) -> None:
         """Work on these rows from now on: their trials, and their numbers in the pack as planned."""
@@ -98,6 +121,8 @@ class Rollouts:
         self.penalty.bind(trials)
         if self.proxy:
             self.proxy.bind(trials)
+        if self.entropy:
+            self.entropy.bind(trials)
         name = f"policy.{self.options.reward}"
         self.reward.bind([trial.section(name) if name in sections() else None for trial in trials])
         self._seeds = [trial.seeds["data"] for trial in trials]
@@ -117,6 +142,7 @@ class Rollouts:
         # Which rows sample as they train, [R]; None: none does.
         joined = [not one.sampler_apart for one in options]
         self._joined = sent(torch.tensor(joined), self._device) if any(joined) else None
+        self._gamma, self._gae = column("gamma"), column("gae")
         is_other = self.options.sampler != SAME or self._ring is not None
         self._is_apart = is_other or self._noise is not None or self._of_sampling is not self.temperature
 
@@ -170,8 +196,16 @@ class Rollouts:
 
     @property
     def advantages(self) -> Tensor:
-        """Of each completion, [R, B]."""
+        """Of each completion, [R, B]; with a critic, of each token, [R, B, T]."""
         return self._advantages.used
+
+    @property
+    def values_and_returns(self) -> tuple[Tensor, Tensor] | None:
+        """With a critic: values of each token's state at the rollout, and what they are to be, [R, B, T] each."""
+        if not self._of_critic:
+            return None
+        values, returns = self._of_critic
+        return values.used, returns.used
 
     @property
     def quality(self) -> Tensor:
@@ -224,12 +258,14 @@ class Rollouts:
         is_struck = strike.is_due(Site.SAMPLER_WEIGHT)
         if self.proxy and any(self._begins):
             self._learn_proxy(self.proxy, passing)
-        tokens, scored = prompts_RxBxxx.clone(), ScoredTokens(self.old)
+        tokens, scored = prompts_RxBxxx.clone(), ScoredTokens(self.old, self.options.critic)
         with torch.no_grad():
             for rows in passing.parts:
                 if any(due[rows]):
                     self._complete(self._sampler, tokens, rows, self._streams[0])
                     self._score(tokens, scored, rows, is_struck)
+        if self.routes:
+            self.routes.keep(self._is_apart or is_struck, where)
         self._judge(tokens, scored, where, strike)
 
     def _know_sampler(self, current_RxP: Tensor, where_R: Tensor, strike: SiteStrikes) -> None:
@@ -309,37 +345,56 @@ class Rollouts:
         for first in range(0, batch, self._sequences):
             here = rows, slice(first, first + self._sequences)
             piece = tokens_RxBxxx[here]
-            old = self.scores(self._trainer, piece, rows)
-            reference = self.scores(self._reference, piece, rows).log_probability
-            behaviour = old.log_probability
-            if self._is_apart or is_struck:
-                logits = self.logits(self._sampler, piece, rows)
-                if self._noise is not None:
-                    places = [self._noisy(logits[:, :, i], rows, i, first, batch) for i in range(logits.shape[2])]
-                    logits = torch.stack(places, 2)
-                logits = logits / self._of_sampling[rows]
-                if self._joined is not None:
-                    own = self.logits(self._as_trainer, piece, rows) / self.temperature[rows]
-                    logits = torch.where(self._joined[rows, None, None, None], own, logits)
-                behaviour = self._scored(logits, piece).log_probability
+            if self.routes:
+                self.routes.listen(first, self._is_apart or is_struck)
+            behaviour = self._of_sampler_alone(piece, rows, first, batch) if self._is_apart or is_struck else None
+            read = self.read(self._trainer, piece, rows)
+            old = self.scores(read, piece, rows)
+            reference = self.scores(self.read(self._reference, piece, rows), piece, rows).log_probability
+            behaviour = old.log_probability if behaviour is None else behaviour
             scored.old[here], scored.behaviour[here], scored.reference[here] = (
                 old.log_probability,
                 behaviour,
                 reference,
             )
             scored.entropy[here] = old.entropy
+            if scored.values is not None and read.values is not None:
+                scored.values[here] = read.values
             scored.k3[here] = penalties("k3", old.log_probability, reference)
 
-    def logits(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice) -> Tensor:
-        """Those by which each token of the completions is chosen, [r, b, T, V]."""
+    def _of_sampler_alone(self, piece_rxbxxx: Tensor, rows: slice, first: int, batch: int) -> Tensor:
+        """Log-probabilities of the tokens of these completions, from `first` on, by a sampler apart, [r, b, T]."""
+        logits = self.read(self._sampler, piece_rxbxxx, rows).logits
+        if self._noise is not None:
+            places = [self._noisy(logits[:, :, i], rows, i, first, batch) for i in range(logits.shape[2])]
+            logits = torch.stack(places, 2)
+        logits = logits / self._of_sampling[rows]
+        if self._joined is not None:
+            own = self.read(self._as_trainer, piece_rxbxxx, rows).logits / self.temperature[rows]
+            logits = torch.where(self._joined[rows, None, None, None], own, logits)
+        return self._scored(logits, piece_rxbxxx).log_probability
+
+    def read(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice, text_rxbxxx: Tensor | None = None) -> Read:
+        """By what a model chooses each token of the completions, in one pass with the windows of `text`, if any."""
         batch, length = tokens_rxbxxx.shape[1:]
-        logits = model(tokens_rxbxxx[:, :, :-1], rows).unflatten(1, (batch, length - 1))
-        of_completions: Tensor = logits[:, :, self.prompt - 1 :]
+        passing = tokens_rxbxxx if text_rxbxxx is None else torch.cat((tokens_rxbxxx, text_rxbxxx), 1)
+        tools, states, logits = model.with_states(passing[:, :, :-1], rows)
+        of_text = None if text_rxbxxx is None else logits[:, batch * (length - 1) :]
+        values = None
+        if self.options.critic:
+            values = state_values(states, tools.leaf(VALUE_HEAD)) * output_multiplier(model.config)
+            values = self._of_completions(values, batch, length)
+        return Read(self._of_completions(logits, batch, length), values, of_text)
+
+    def _of_completions(self, x_rxnxxx: Tensor, batch: int, length: int) -> Tensor:
+        """Of what a pass has of each of its tokens, that by which tokens of the completions are chosen."""
+        x = x_rxnxxx[:, : batch * (length - 1)].unflatten(1, (batch, length - 1))
+        of_completions: Tensor = x[:, :, self.prompt - 1 :]
         return of_completions
 
-    def scores(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice) -> TokenScores:
-        """What a model says of each token of the completions, at the trainer's temperature, [r, b, T] each."""
-        return self._scored(self.logits(model, tokens_rxbxxx, rows) / self.temperature[rows], tokens_rxbxxx)
+    def scores(self, read: Read, tokens_rxbxxx: Tensor, rows: slice) -> TokenScores:
+        """What was said of each token of the completions, at the trainer's temperature, [r, b, T] each."""
+        return self._scored(read.logits / self.temperature[rows], tokens_rxbxxx)
 
     def _scored(self, logits_rxbxTxV: Tensor, tokens_rxbxxx: Tensor) -> TokenScores:
         completions = tokens_rxbxxx[:, :, self.prompt :]
@@ -359,18 +414,32 @@ class Rollouts:
         rewards = self._sharpened(worth, where_R).to(self._dtype)
         strike(Site.REWARD, lambda row: {"reward": rewards[row]})
         shown = rewards
+        paid = None
         if options.kl_in == "reward" and options.beta is not None:
             apart = penalties(options.kl, scored.old, scored.reference)
             beta = self.penalty.at(self._model.at)
-            rewards = rewards - beta[:, None] * sums.total(torch.where(mask, apart, 0.0))
-        gains = advantages(rewards.double(), options.group, options.baseline, options.scale).to(self._dtype)
+            if options.critic:
+                paid = beta[:, None, None] * apart
+            else:
+                rewards = rewards - beta[:, None] * sums.total(torch.where(mask, apart, 0.0))
+        of_critic: list[Tensor] = []
+        if scored.values is not None:
+            of_tokens = token_rewards(rewards, paid, mask).double()
+            gains = estimated_advantages(of_tokens, scored.values, mask, self._gamma, self._gae)
+            of_critic = [scored.values, (gains + scored.values).to(self._dtype)]
+            gains = (whitened(gains, mask) if options.scale == "batch" else gains).to(self._dtype)
+        else:
+            gains = advantages(rewards.double(), options.group, options.baseline, options.scale).to(self._dtype)
         strike(Site.ADVANTAGE, lambda row: {"advantage": gains[row]})
         numbers = measured(quality, shown, options.group, completions, mask, scored)
         self.penalty.adapt(numbers[:, MEASURES.index("reference_kl")], where_R)
+        if self.entropy:
+            self.entropy.adapt(numbers[:, MEASURES.index("token_entropy")], where_R)
         for rows, values in (
             *((self._tokens, tokens_RxBxxx.int()), (self._old, scored.old), (self._behaviour, scored.behaviour)),
             *((self._of_reference, scored.reference), (self._quality, quality.to(self._dtype))),
             *((self._advantages, gains), (self._measures, numbers)),
+            *zip(self._of_critic, of_critic, strict=True),
         ):
             is_new = where_R.view(-1, *[1] * (values.dim() - 1))
             torch.where(is_new, values, rows.used, out=rows.used)
@@ -392,9 +461,3 @@ class Rollouts:
         usual = torch.stack((middle, torch.where(at_start[:, 0], width, self._usual.used[:, 1])), 1)
         self._usual.used.copy_(usual)
         return sharp / usual[:, 1:]
-
-
-def prompt_tokens(trial: Trial) -> int:
-    """P: the tokens of a prompt; the rest of `model.context` + 1 are those of its completion."""
-    given: int | None = trial.section("policy").prompt
-    return max(1, trial.model.context // 4) if given is None else given

@@ -7,9 +7,13 @@ from torch import Tensor
 
 from harness.model import sums
 from harness.model.layers import for_each_trial
+from harness.policy.critic import ValueParts, Values, explained
 from harness.policy.losses import Completions, LossParts
 
 STEP_TAP, ROLLOUT_TAP, PROXY_TAP = "policy.step", "policy.rollout", "policy.proxy"
+VALUE_TAP, ENTROPY_TAP, TEXT_TAP = "policy.values", "policy.entropy", "policy.text"
+ROUTES_TAP = "policy.routes"
+VALUE_MEASURES = ("value_loss", "value_clip_share", "value_explained")
 STEP_MEASURES = ("surrogate_loss", "clip_share", "ratio_max", "ratio_squares", "ratio_sum", "step_kl")
 
 
@@ -28,3 +32,11 @@ def step_measures(parts: LossParts, completions: Completions) -> Tensor:
         sums.total(step_kl.flatten(1)) / mask.flatten(1).sum(1),
     )
     return torch.stack(numbers, 1)
+
+
+def value_measures(parts: ValueParts, values: Values, mask: Tensor) -> Tensor:
+    """Of a critic and the sequences of one pass, float64 [r, n], in the order of `VALUE_MEASURES`."""
+    count = mask.flatten(1).sum(1)
+    clipped = sums.total((parts.is_clipped & mask).flatten(1).double()) / count
+    shown = explained(parts.errors, values.returns, mask)
+    return torch.stack((parts.loss.detach().double(), clipped, shown), 1)

@@ -12,7 +12,7 @@ from harness.data import corpus, curriculum
 from harness.guards import playbook
 from harness.model import branches, hyper_connections, placements, scaling
 from harness.model.scaling import SIZED_INITS, ZERO_INITS
-from harness.objectives import policy
+from harness.objectives import policy_rules
 from harness.optim import loss_scale, schedules
 from harness.optim.optimizers import OPTIMIZERS
 from harness.optim.optimizers.adamw import Adam
@@ -30,7 +30,7 @@ PARTS = (
     hyper_connections,
     playbook,
     readings,
-    policy,
+    policy_rules,
 )
 
 

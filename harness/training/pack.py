@@ -17,6 +17,7 @@ from harness.guards import GUARDS, GuardSignal, Parts
 from harness.model import sums
 from harness.model.branches import branches_of
 from harness.model.gpt import GPT
+from harness.model.heads import heads_of
 from harness.model.parameters import Layout, Views, new_weights
 from harness.model.precision import FORMATS, precision_of
 from harness.model.scaling import tensor_table
@@ -75,14 +76,13 @@ class Pack:
         here = [trials[number] for number in self.slots.planned]
         is_row = torch.arange(len(here)) < len(self.rows)
         self.dtype, _ = FORMATS[first.train.precision]
-        optimizer = OPTIMIZERS[first.optim.name]
-        rule, decays, branches = optimizer.rule_of(first), first.optim.decay_embedding, branches_of(first)
-        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays, branches)))
-        weights = new_weights(self.layout, here, self.dtype, device)
+        optimizer, branches = OPTIMIZERS[first.optim.name], branches_of(first)
+        known = optimizer.rule_of(first), first.optim.decay_embedding, branches, heads_of(first)
+        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, *known)))
         self.rows_state = State(self.slots.cut(len(trials))[-1].stop)
         self.beside: list[State] = []  # what else has the pack's rows, and comes and goes with them
-        self._weights = self.rows_state.add("weights", weights)
-        self._gradients = self.rows_state.add("gradients", torch.zeros_like(weights), scratch=True)
+        self._weights = self.rows_state.add("weights", new_weights(self.layout, here, self.dtype, device))
+        self._gradients = self.rows_state.add("gradients", torch.zeros_like(self.weights), scratch=True)
         self._active = self.rows_state.add("active", is_row.to(device))
         vectors = SingularVectors(self.layout, self._weights, self.rows_state) if first.model.sigma_reparam else None
         precision = precision_of(first.train, device)

@@ -16,7 +16,18 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from harness.basics.printing import count
-from harness.config import IDENTITY, NO_FAULT, ConfigError, Fault, Problems, Trial, checked, field_types, sections
+from harness.config import (
+    IDENTITY,
+    NO_FAULT,
+    ConfigError,
+    Fault,
+    Problems,
+    Trial,
+    checked,
+    field_types,
+    sections,
+    shown,
+)
 from harness.config.fields import getter_of
 from harness.config.ladder import rungs
 from harness.config.names import LAST_BIT
@@ -70,6 +81,17 @@ def _why_idle(section: str, values: Mapping[str, Any]) -> str:
             names = " and ".join(f"{key}={values[key]}" for key in keys)
             return f"{names} {'has' if len(keys) == 1 else 'have'} no such field"
     return ""
+
+
+def _idle_parts(mitigation: Mitigation, values: Mapping[str, Any]) -> Sequence[str]:
+    """Why a mitigation is none of this trial, if it sets a field of a part that is not chosen: a line, or none."""
+    for key, value in mitigation.fields.items():
+        if why := _why_idle(section := key.rpartition(".")[0], values):
+            keys = next((keys for parts, keys in CHOSEN.values() if section in parts), [])
+            allowed = "".join(f"{choosing}={section}, or " for choosing in keys) + "another mitigation"
+            given = f"mitigation={mitigation.name}: {key}={shown(value)}"
+            return [f"{given} reaches nothing, because {why}; allowed: {allowed}"]
+    return []
 
 
 def _acts(name: str, ladder: str) -> bool:
@@ -229,6 +251,7 @@ class Composer:
                     self._note(key, value, f"mitigation={mitigation.name} sets it")
             elif key in values:
                 self._note(key, value, _why_idle(key.rpartition(".")[0], mitigated))
+        problems.reasons |= dict.fromkeys(_idle_parts(mitigation, mitigated))
         problems.check()
         trial = self._made(mitigated, fault, recipe, mitigation.name)
         if reasons := self._reasons(trial):

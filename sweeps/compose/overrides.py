@@ -31,7 +31,7 @@ from harness.config import IDENTITY, ConfigError, Problems, Trial, checked, fiel
 from injectors import fault_types
 from sweeps.compose import settings
 from sweeps.compose.hydra_calls import own_folder
-from sweeps.compose.places import JOINED, listed, options, parts_of, unknown_option
+from sweeps.compose.places import JOINED, is_general, listed, options, parts_of, unknown_option
 from sweeps.compose.yaml_files import LARGEST, has_control
 
 GROUPS = ("study", "search", "recipe", "mitigation", "fault", "detect", "playbook")
@@ -269,7 +269,9 @@ def _texts(override: Override, loader: ConfigLoader) -> list[str]:
         names = list(matched.sweep_string_iterator())
         if not names:
             raise ConfigError(f"{text}: matches nothing; allowed: {listed(options(key, own_folder(loader)))}")
-        return names
+        # Those of one objective are named, unless nothing else matches.
+        general = [name for name in names if is_general(key, name, own_folder(loader))]
+        return general or names
     if override.is_range_sweep():
         sweep = override.value()
         assert isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None

@@ -17,10 +17,11 @@ from harness.basics import plugins
 from harness.basics.errors import nearest
 from harness.config import ConfigError, Problems, Trial, sections, shown
 from harness.detectors.table import DETECTORS
+from harness.objectives.table import OBJECTIVES
 from injectors import fault_types
 from sweeps.compose import settings
 from sweeps.compose.hydra_calls import FOLDER
-from sweeps.compose.yaml_files import has_control, short
+from sweeps.compose.yaml_files import has_control, short, text_of, tree_of
 
 GROUPS = ("study", "recipe", "mitigation", "fault", "playbook")  # whose options are files
 JOINED = ("mitigation", "detect")  # groups of which several options may be chosen at once, joined by +
@@ -106,6 +107,15 @@ def _why_none(folder: Path) -> str | None:
 def place_of(group: str, name: str, folder: Path | None) -> Path | None:
     """The first of `places` with a file of this name; None if there is none, as for a kind of fault."""
     return next((place for place in places(folder) if (place / group / f"{name}.yaml").is_file()), None)
+
+
+def is_general(group: str, name: str, folder: Path | None) -> bool:
+    """Whether an option is for any objective: its file sets no field of a single one, such as `policy.*`."""
+    place = place_of(group, name, folder)
+    if place is None:
+        return True
+    file = place / group / f"{name}.yaml"
+    return not tree_of(file, text_of(file)).keys() & {"objective", *OBJECTIVES}
 
 
 def options(group: str, folder: Path | None = None) -> list[str]:

@@ -17,12 +17,15 @@ from harness.config import NO_FAULT, Model, Problems, Trial
 from harness.guards.playbook import goes_back, waits
 from harness.memory.footprint import Footprint, footprint
 from harness.model.branches import Branches, branches_of
+from harness.model.heads import heads_of
 from harness.model.hyper_connections import kept_at_the_end, kept_of_streams
 from harness.model.layers import kept_by_norms
 from harness.model.outline import placement_norms
 from harness.model.placements import has_final_norm
 from harness.model.precision import FORMATS
 from harness.model.scaling import tensor_table
+from harness.model.tensors import ModelTensor
+from harness.policy.sizes import trained_sequences
 from harness.training.pack_sizes import rows_at_once, tried
 from sweeps.planning.packs import PackPlan, Plan
 
@@ -186,9 +189,9 @@ def _join(pieces: Sequence[PackPlan]) -> PackPlan:
 
 
 @lru_cache(maxsize=256)
-def _weights(model: Model, vocabulary: int, branches: Branches) -> tuple[int, int]:
+def _weights(model: Model, vocabulary: int, branches: Branches, heads: tuple[ModelTensor, ...] = ()) -> tuple[int, int]:
     """How many numbers all tensors of the model have, and how many its matrices; a deep one takes a while to list."""
-    rows = tensor_table(model, vocabulary, branches=branches)
+    rows = tensor_table(model, vocabulary, branches=branches, heads=heads)
     return sum(row.size for row in rows), sum(row.size for row in rows if len(row.shape) == 2)
 
 
@@ -227,6 +230,11 @@ def is_policy(trial: Trial) -> bool:
     return trial.objective.name == "policy"
 
 
+def with_text(trial: Trial) -> int:
+    """By how much more a step trains on: a policy that mixes in text has a window for each completion."""
+    return 1 + (is_policy(trial) and trial.section("policy").mix_in is not None)
+
+
 def older_weights(trial: Trial) -> int:
     """Copies of a policy's weights of earlier rollouts, which are state of its row."""
     lag: int = trial.section("policy").sampler_lag if is_policy(trial) else 0
@@ -250,12 +258,13 @@ def snapshot_bytes(trial: Trial, device: str) -> int:
 def weight_bytes(trial: Trial) -> int:
     """Memory of one trial's weights alone."""
     state, _ = FORMATS[trial.train.precision]
-    return state.itemsize * _weights(trial.model, trial.data.vocabulary, branches_of(trial))[0]
+    return state.itemsize * _weights(trial.model, trial.data.vocabulary, branches_of(trial), heads_of(trial))[0]
 
 
 def activation_bytes(trial: Trial, rows: int, device: str) -> float:
     """Memory of the activations of those of `rows` trials that pass through the model together."""
-    sequences = trial.train.sequences
+    # Those in which rollouts are scored, or those that train.
+    sequences = max(trial.train.sequences, trained_sequences(trial) * with_text(trial))
     together = min(rows, 1.5 * rows_at_once(trial.model, sequences, torch.device(device)))
     a_token = activation_elements(trial.model, trial.data.vocabulary, trial.train.checkpointing, branches_of(trial))
     return together * FORMATS[trial.train.precision][0].itemsize * (sequences * trial.model.context * a_token)
@@ -327,7 +336,9 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
     """
     passes = 4 / 3 if trial.train.checkpointing else 1.0  # a forward pass is a third of a step
     if is_policy(trial):
-        passes += ROLLOUT_STEPS / trial.section("policy").updates
+        options = trial.section("policy")
+        passes *= with_text(trial) / options.minibatches
+        passes += ROLLOUT_STEPS / options.updates
     tokens = trial.train.batch * trial.model.context
     return passes * tokens * _token_seconds(trial.model, trial.data.vocabulary, branches_of(trial), device)
 

@@ -19,6 +19,7 @@ from harness.basics.printing import count
 from harness.config import ConfigError, Data, Fault, Problems, Trial
 from harness.data.corpus import check_data
 from harness.model.branches import branches_of
+from harness.model.heads import heads_of
 from harness.model.precision import pick_device
 from harness.model.scaling import tensor_table
 from harness.model.start import check_start, start_digests, start_of
@@ -252,7 +253,8 @@ def _checked(trials: Sequence[Trial], run: RunSettings) -> tuple[str, int, list[
         (trial.structure, trial.model.start, trial.seed): trial for trial in trials if trial.model.start is not None
     }
     for trial in starting.values():
-        table = tensor_table(trial.model, trial.data.vocabulary, branches=branches_of(trial))
+        branches, heads = branches_of(trial), heads_of(trial)
+        table = tensor_table(trial.model, trial.data.vocabulary, branches=branches, heads=heads)
         with problems.collect():
             check_start(str(start_of(trial)), {scaled.name: scaled.shape for scaled in table})
     problems.check()

@@ -26,6 +26,7 @@ from harness.training.pack import Pack
 from harness.training.sites import FaultSchedule
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
+from tests.sweeps.command import general_mitigations
 
 WINDOWS, BEFORE = 1600, 8  # so many windows had two batches of the study
 
@@ -79,7 +80,7 @@ def main() -> None:
 
     base, covered, before, wrong_sign, total = run("none"), 0, 0, 0, 0
     print("change of the final loss [nat/token]: on 1,600 other windows, and the interval; and that of two batches")
-    for name in options.names or sorted(set(loader.get_group_options("mitigation")) - {"none"}):
+    for name in options.names or general_mitigations():
         own = run(name)
         truth = float((own.others - base.others).mean())
         if not np.isfinite(truth):

@@ -21,6 +21,7 @@ from harness.training.pack import Pack
 from harness.training.sites import FaultSchedule
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
+from tests.sweeps.command import general_mitigations
 
 MIDDLE = 500  # of 1,000 steps: sequences, batches and branches have grown to their full size
 EXPLAINED = 1.3  # a ratio above it is explained in docs/benchmarks.md
@@ -59,7 +60,7 @@ def main() -> None:
 
     baseline = trials("none")
     print(f"width {options.width}, depth {options.depth}, {options.trials} trials: step with / without")
-    for name in options.names or sorted(set(loader.get_group_options("mitigation")) - {"none"}):
+    for name in options.names or general_mitigations():
         ours, ratios = trials(name), []
         for i in range(options.rounds):
             both = {

@@ -194,6 +194,16 @@ POLICIES: dict[str, Fields] = {
     "a learned reward": {
         "policy": tuple({"reward": "quality", "group": 2, "beta": 0.1, "proxy": labels} for labels in (3, 9))
     },
+    "experts replayed": {
+        "policy": {**POLICY, "routing_replay": True, "sampler_noise": 0.1},
+        "block": {"channel_mixer": "moe"},
+    },
+    "a critic": {
+        "policy": {
+            **{**POLICY, "critic": True, "baseline": "none", "scale": "batch", "kl_in": "reward", "kl": "k1"},
+            **{"beta": 0.1, "end": 5, "mix_in": 0.5, "entropy_target": 4.0},
+        },
+    },
 }
 
 FEATURES: dict[str, Fields] = {

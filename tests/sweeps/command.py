@@ -31,7 +31,7 @@ from sweeps.compose.arguments import config_loader, expand
 from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import FOLDER, own_folder
 from sweeps.compose.overrides import trial_fields
-from sweeps.compose.places import PLAIN, nodes
+from sweeps.compose.places import PLAIN, is_general, nodes, stems
 from sweeps.running import local, progress
 from sweeps.running.job import corpus_of
 from tests.sweeps.forks import Forked
@@ -56,6 +56,13 @@ TINY = {
     "hydra.launcher.workers": "1",
 }
 """A hundredth of a second a pack."""
+
+
+@cache
+def general_mitigations() -> tuple[str, ...]:
+    """Those that are for any objective, without `none`."""
+    names = stems(FOLDER / "mitigation")
+    return tuple(name for name in names if name != "none" and is_general("mitigation", name, None))
 
 
 def write_yaml(folder: Path, name: str, content: str) -> None:

@@ -72,8 +72,10 @@ def test_with_another_it_is_the_union_or_refused(name: str) -> None:
     place = others.index(name)
     for other in {others[(place + distance) % len(others)] for distance in DISTANCES}:
         fields = [read(FOLDER, "mitigation", part).fields for part in (name, other)]
+        objective = [] if {name, other} <= set(command.general_mitigations()) else ["objective.name=policy"]
+        objective += ["block.channel_mixer=moe"] if "routing_replay" in (name, other) else []
         try:
-            trial = command.composer().trial([f"mitigation={name}+{other}", *small])
+            trial = command.composer().trial([f"mitigation={name}+{other}", *small, *objective])
         except ConfigError as error:
             assert all(re.match(r"mitigation=[\w+]+: .+; allowed: ", reason) for reason in error.reasons), error
             assert "z_loss" not in (name, other), "a field that no other part sets or needs"

@@ -30,10 +30,11 @@ from sweeps.compose.arguments import config_loader
 from sweeps.compose.folders import read
 from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import FOLDER
-from sweeps.compose.places import stems
+from sweeps.compose.places import is_general, stems
 
 ABOUT = {name: read(FOLDER, "mitigation", name).about for name in stems(FOLDER / "mitigation")}
-MITIGATIONS = list(ABOUT)
+MITIGATIONS = [name for name in ABOUT if is_general("mitigation", name, None)]
+"""Others are for policies alone: tests/sweeps/test_policy_mitigations.py."""
 SMALL = {
     "model.width": 16,
     "model.depth": 2,
@@ -264,7 +265,7 @@ def pair(of: Trial) -> engine.Run:
     return engine.run([of, of])
 
 
-@pytest.mark.parametrize("mitigation", [name for name, about in ABOUT.items() if about.neutral])
+@pytest.mark.parametrize("mitigation", [name for name in MITIGATIONS if ABOUT[name].neutral])
 def test_without_strength_it_is_the_recipe(mitigation: str) -> None:
     """Bit for bit, beside a trial in which it acts where the two can share a pack."""
     about = ABOUT[mitigation]

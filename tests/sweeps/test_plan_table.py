@@ -35,7 +35,7 @@ def test_the_study_of_mitigations(empty) -> None:
     assert (ended.status, ended.err) == (0, "") and len(lines) <= SCREEN
     cannot = {"accumulation_fp32", "norms_fp32", "softmax_fp32", "checkpointing", "mix_ln"}  # act there
     cannot |= {"beta2_095", "clip_1", "clip_update", "independent_decay", "screen_repetition"}
-    names = set(command.loader().get_group_options("mitigation")) - cannot
+    names = {"none", *command.general_mitigations()} - cannot
     text = " ".join(line.strip() for line in lines)
     assert f"mitigation ({len(names)}): none, " in text
     assert all(re.search(rf"[ ,]{name}\b", text) for name in names)
