@@ -25,7 +25,7 @@ class MatchSampler(Action):
         if trial.objective.name == "policy" and not trial.section("policy").sampler_apart:
             yield "playbook: match_sampler: policy.sampler_apart=false: it is the trainer already; allowed: true"
         if trial.objective.name == "policy" and trial.section("policy").routing_replay:
-            yield "playbook: match_sampler: policy.routing_replay=true has no other experts to replay; allowed: no replay"
+            yield "playbook: match_sampler: policy.routing_replay=true replays those of a sampler apart; allowed: false"
 
     def do(self, row: Row, options: Any) -> Detail:
         row.amend({"policy.sampler_apart": False})

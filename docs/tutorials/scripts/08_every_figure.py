@@ -69,7 +69,7 @@ draw("edge", "early_warning", "spike_hazard")
 # A policy that is trained on a learned reward, and what that does to the true one.
 
 sampled = ("objective.name=policy", "policy.reward=quality", "policy.group=4", "policy.proxy=30,300")
-train("policies", *sampled, *run_of[1:-1], "model.width=16", "train.batch=8", "optim.lr=3e-3", "seed=range(3)")
+train("policies", *sampled, *run_of[1:-1], "model.width=16", "optim.lr=3e-3", "seed=range(3)")
 draw("policies", "gold_against_distance")
 
 # %%

@@ -35,12 +35,12 @@ runs = analysis.open_sweep(out)
 # The reward alone: something is wrong, and it could be anything.
 
 colours = {0: "tab:blue", 32: "tab:orange"}
-_, panel = plt.subplots(figsize=(6, 3))
+_, panel = plt.subplots(figsize=(8, 3), layout="constrained")
 for trial in range(runs.sizes["trial"]):
     lag = int(runs["sampler_lag"][trial])
     panel.plot(runs["quality"][trial], color=colours[lag], label=f"lag {lag}" if runs["seed"][trial] == 0 else None)
 panel.set(xlabel="rollout", ylabel="mean quality")
-panel.legend()
+panel.legend(bbox_to_anchor=(1.02, 1), loc="upper left")
 plt.show()
 
 # %%
@@ -57,7 +57,8 @@ for panel, signal in zip(panels, ("step_kl", "token_entropy", "reference_kl", "m
 plt.show()
 
 # %%
-# Two detectors have watched. This is the first alarm of each run, if it had one.
+# Two detectors have watched. ``policy_mismatch`` has its alarm at the third rollout, forty before the
+# reward says anything; ``policy_reward`` waits for half of a gain to be lost, and sees none.
 
 for name in ("policy_mismatch", "policy_reward"):
     for trial in range(runs.sizes["trial"]):
@@ -80,11 +81,11 @@ for name, words in answers.items():
     own = str(folder / name.replace(" ", "_"))
     sweeps.run([*common, "policy.sampler_lag=32", *words], out=own, progress=False)
     ends[name] = analysis.open_sweep(own)
-_, panel = plt.subplots(figsize=(6, 3))
+_, panel = plt.subplots(figsize=(8, 3), layout="constrained")
 for name, found in ends.items():
     panel.plot(found["quality"].mean("trial"), label=name)
 panel.set(xlabel="rollout", ylabel="mean quality, mean of two seeds")
-panel.legend()
+panel.legend(bbox_to_anchor=(1.02, 1), loc="upper left")
 plt.show()
 
 # %%
