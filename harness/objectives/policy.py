@@ -44,8 +44,9 @@ from harness.policy.losses import (
 from harness.policy.minibatch import Minibatch
 from harness.policy.minibatches import Minibatches
 from harness.policy.penalty import SCHEDULES
-from harness.policy.rollouts import SAME, Rollouts
+from harness.policy.rollouts import Rollouts
 from harness.policy.rows import PassingRows, SiteStrikes
+from harness.policy.sampler import SAME
 from harness.policy.sizes import prompt_tokens
 from harness.policy.step_measures import (
     ENTROPY_TAP,

@@ -8,7 +8,7 @@ nothing here waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,10 +21,7 @@ from harness.config.names import Site
 from harness.model import sums
 from harness.model.gpt import GPT
 from harness.model.heads import VALUE_HEAD
-from harness.model.key_values import KeyValues, may_read_alone
 from harness.model.layers import for_each_trial
-from harness.model.parameters import Views
-from harness.model.precision import precision_of
 from harness.model.scaling import output_multiplier
 from harness.model.state import Rows, State
 from harness.policy.advantages import advantages, spread
@@ -36,11 +33,9 @@ from harness.policy.probabilities import TokenScores, token_scores
 from harness.policy.proxy import Proxy
 from harness.policy.routes import RolloutRoutes
 from harness.policy.rows import PassingRows, SiteStrikes
-from harness.policy.sampling import NOISE, TEXT, drawn, streams_of, uniforms
+from harness.policy.sampler import Sampler
 from harness.policy.sizes import prompt_tokens
 from harness.rewards.base import Reward, cumulated
-
-SAME = "same"  # the sampler's format: that of the trainer
 
 
 class Read(NamedTuple):
@@ -73,16 +68,12 @@ class Rollouts:
         first, device, dtype = here[0], weights.used.device, weights.used.dtype
         self.options, self._planned, self._model = first.section("policy"), planned, model
         self.prompt, self._sequences = prompt_tokens(first), first.train.sequences
-        self._device, self._dtype, self._layout = device, dtype, model.layout
+        self._device, self._dtype = device, dtype
         rows, batch, length = len(here), first.train.batch, first.model.context + 1
         self.proxy: Proxy | None = None
         self.reward, self._windows = reward, windows
-        self._reads_alone = may_read_alone(first, device)
         self._start, self._start_of = weights.used.clone(), {t.golden.id: row for row, t in enumerate(here)}
-        sampler = first.train if self.options.sampler == SAME else replace(first.train, precision=self.options.sampler)
-        self._sampler = model.other(precision_of(sampler, device))
-        # With taps that nobody reads. `_as_trainer` samples for rows whose sampler is not apart.
-        self._trainer, self._reference, self._as_trainer = model.other(), model.other(), model.other()
+        self._trainer, self._reference = model.other(), model.other()  # with taps that nobody reads
 
         def kept(name: str, *shape: int, dtype: torch.dtype = dtype) -> Rows:
             return state.add(f"rollout_{name}", torch.zeros((rows, *shape), dtype=dtype, device=device))
@@ -98,9 +89,7 @@ class Rollouts:
         self._of_critic = [kept(name, *of_tokens) for name in names]
         self._measures = kept("measures", len(MEASURES), dtype=torch.float64)
         self._usual = kept("start_quality", 2, dtype=torch.float64)  # median, and spread of what is made of it
-        lag = self.options.sampler_lag
-        ring = weights.used[:, None].expand(-1, lag, -1).clone()
-        self._ring = state.add("sampler_weights", ring) if lag else None
+        self.sampler = Sampler(here, model, weights, state)
         self.penalty = PenaltyConstant(here, dtype, device, state)
         # Where a playbook may set it anew, the reference is a row's own.
         may_reset = any("reset_reference" in rung.actions for trial in planned for rung in rungs(trial.playbook.ladder))
@@ -109,7 +98,7 @@ class Rollouts:
         if self.options.proxy is not None:
             self.proxy = Proxy(rows, reward.vocabulary, device, state)
             self._of_proxy = kept("proxy", 2, dtype=torch.float64)
-        has_experts, scorers = first.section("block").channel_mixer == "moe", (self._trainer, self._sampler)
+        has_experts, scorers = first.section("block").channel_mixer == "moe", (self._trainer, self.sampler.model)
         self.routes = RolloutRoutes(first, model, *scorers, weights, state) if has_experts else None
         self.entropy = EntropyConstant(here, device, state) if self.options.entropy_target is not None else None
 
@@ -119,6 +108,7 @@ class Rollouts:
         self._starts = [self._start_of[self._planned[number].golden.id] for number in numbers]
         self._parts: Sequence[slice] = ()
         self.penalty.bind(trials)
+        self.sampler.bind(trials)
         if self.proxy:
             self.proxy.bind(trials)
         if self.entropy:
@@ -131,30 +121,16 @@ class Rollouts:
             values = [getattr(one, field) or 0.0 for one in options]
             return torch.tensor(values, dtype=torch.float64, device=self._device)
 
-        self.temperature = column("temperature").to(self._dtype)[:, None, None, None]
-        self._of_sampling = self.temperature
-        if self.options.sampler_temperature is not None:
-            self._of_sampling = self.temperature * column("sampler_temperature").to(self._dtype)[:, None, None, None]
-        self._noise = None
-        if self.options.sampler_noise is not None:
-            self._noise = column("sampler_noise").to(self._dtype)[:, None, None] * 3**0.5
         self._sharpness = None if self.options.sharpness is None else column("sharpness")
-        # Which rows sample as they train, [R]; None: none does.
-        joined = [not one.sampler_apart for one in options]
-        self._joined = sent(torch.tensor(joined), self._device) if any(joined) else None
         self._gamma, self._gae = column("gamma"), column("gae")
-        is_other = self.options.sampler != SAME or self._ring is not None
-        self._is_apart = is_other or self._noise is not None or self._of_sampling is not self.temperature
 
     def _meet(self, rows: PassingRows) -> None:
         """Let sampler and reference pass in the same parts as the model."""
         if self._parts:
             return
-        self._parts, self._of_sampler = rows.parts, torch.empty_like(rows.weights)
+        self._parts = rows.parts
         reference = self._start[self._starts] if self._own_reference is None else self._own_reference.used
-        of = {self._sampler: self._of_sampler, self._reference: reference, self._trainer: rows.weights}
-        if self._joined is not None:
-            of[self._as_trainer] = self._of_sampler
+        of = {**self.sampler.meet(rows), self._reference: reference, self._trainer: rows.weights}
         self._others = list(of)
         for model, weights in of.items():
             model.bind(self._trials, rows.parts, weights, weights)
@@ -237,9 +213,7 @@ class Rollouts:
         if not any(self._due):
             return
         self._is_due = None if all(self._due) else sent(torch.tensor(self._due), self._device)
-        places = [TEXT] if self._noise is None else [TEXT, *(f"{NOISE} {i}" for i in range(self._old.used.shape[2]))]
-        streams = streams_of(self._seeds, [step // every for step in steps], places)
-        self._streams = sent(streams, self._device)
+        self.sampler.stand_at(self._seeds, [step // every for step in steps])
 
     def roll_out(self, prompts_RxBxxx: Tensor, passing: PassingRows, strike: SiteStrikes) -> None:
         """New completions for the rows that are there, and at a step at which they sample.
@@ -254,7 +228,10 @@ class Rollouts:
             return
         self._meet(passing)
         where = passing.here if self._is_due is None else passing.here & self._is_due
-        self._know_sampler(passing.weights, where, strike)
+        for model in self._others:
+            model.stand_with(self._model)
+        self._trainer.router_bias = self._model.router_bias
+        self.sampler.update(passing.weights, where, strike)
         is_struck = strike.is_due(Site.SAMPLER_WEIGHT)
         if self.proxy and any(self._begins):
             self._learn_proxy(self.proxy, passing)
@@ -262,30 +239,11 @@ class Rollouts:
         with torch.no_grad():
             for rows in passing.parts:
                 if any(due[rows]):
-                    self._complete(self._sampler, tokens, rows, self._streams[0])
+                    self.sampler.complete(tokens, rows)
                     self._score(tokens, scored, rows, is_struck)
         if self.routes:
-            self.routes.keep(self._is_apart or is_struck, where)
+            self.routes.keep(self.sampler.is_apart or is_struck, where)
         self._judge(tokens, scored, where, strike)
-
-    def _know_sampler(self, current_RxP: Tensor, where_R: Tensor, strike: SiteStrikes) -> None:
-        """The sampler has the weights of now, or of so many rollouts ago, and what strikes them."""
-        if self._ring is None:
-            self._of_sampler.copy_(current_RxP)
-        else:
-            ring = self._ring.used
-            slots = torch.arange(ring.shape[1], device=self._device)
-            place = self._model.at // self.options.updates % ring.shape[1]
-            self._of_sampler.copy_(ring[torch.arange(len(ring), device=self._device), place])
-            is_place = (place[:, None] == slots) & where_R[:, None]
-            torch.where(is_place[..., None], current_RxP[:, None], ring, out=ring)
-            if self._joined is not None:
-                torch.where(self._joined[:, None], current_RxP, self._of_sampler, out=self._of_sampler)
-        flat, layout = self._of_sampler, self._layout
-        strike(Site.SAMPLER_WEIGHT, lambda row: Views(layout, {"": flat[row : row + 1]}))
-        for model in self._others:
-            model.stand_with(self._model)
-        self._as_trainer.router_bias = self._sampler.router_bias = self._trainer.router_bias = self._model.router_bias
 
     def _learn_proxy(self, proxy: Proxy, passing: PassingRows) -> None:
         """Fit the learned reward of the rows that are at their first step to what the start policy samples."""
@@ -295,49 +253,12 @@ class Rollouts:
             for number in range(proxy.batches(self._tokens.used.shape[1])):
                 tokens = self._windows(number)
                 for rows in (part for part in passing.parts if any(self._begins[part])):
-                    self._complete(self._reference, tokens, rows, proxy.streams(number))
+                    self.sampler.complete_by(self._reference, tokens, rows, proxy.streams(number))
                 completions = tokens[:, :, self.prompt :]
                 parts = tokens[:, :, : self.prompt], completions, self.mask_of(completions)
                 found.append((proxy.pairs(*parts), self.reward.quality(*parts)))
             pairs, gold = (torch.cat(values, 1) for values in zip(*found, strict=True))
             proxy.fit(pairs, gold, [row for row, begins in enumerate(self._begins) if begins], is_first)
-
-    def _complete(self, model: GPT, tokens_RxBxxx: Tensor, rows: slice, streams_R: Tensor) -> None:
-        """Have sampler or reference complete the sequences of these rows, token by token."""
-        batch, length = tokens_RxBxxx.shape[1:]
-        is_sampler = model is self._sampler
-        temperature = (self._of_sampling if is_sampler else self.temperature)[rows][..., 0]
-        chances = uniforms(streams_R[rows], (batch, length - self.prompt))
-        for first in range(0, batch, self._sequences):
-            piece = tokens_RxBxxx[rows, first : first + self._sequences]
-            chosen = chances[:, first : first + self._sequences]
-            ended = torch.zeros_like(piece[:, :, 0], dtype=torch.bool)
-            cached, joined = (KeyValues() if self._reads_alone else None for _ in range(2))
-            for place in range(self.prompt, length):
-                first_new = place - 1 if cached is not None and place > self.prompt else 0
-                logits = model.last_logits(piece[:, :, first_new:place], rows, cached)
-                if is_sampler:
-                    logits = self._noisy(logits, rows, place - self.prompt, first, batch)
-                logits = logits / temperature
-                if is_sampler and self._joined is not None:
-                    own = self._as_trainer.last_logits(piece[:, :, first_new:place], rows, joined)
-                    own = own / self.temperature[rows][..., 0]
-                    logits = torch.where(self._joined[rows, None, None], own, logits)
-                token = drawn(logits, chosen[:, :, place - self.prompt])
-                if self.options.end is not None:
-                    token = torch.where(ended, self.options.end, token)
-                    ended |= token == self.options.end
-                piece[:, :, place] = token
-
-    def _noisy(self, logits_rxbxV: Tensor, rows: slice, place: int, first: int, batch: int) -> Tensor:
-        """Logits of the sequences from `first` on for one token, with the sampler's noise, if it has some."""
-        if self._noise is None:
-            return logits_rxbxV
-        count, vocabulary = logits_rxbxV.shape[1:]
-        drawn_noise = uniforms(self._streams[1 + place, rows], (batch, vocabulary))
-        noise = (2 * drawn_noise[:, first : first + count] - 1).to(logits_rxbxV.dtype)
-        width = self._noise[rows]
-        return torch.where(width == 0, logits_rxbxV, logits_rxbxV + width * noise)
 
     def _score(self, tokens_RxBxxx: Tensor, scored: ScoredTokens, rows: slice, is_struck: bool) -> None:
         """What trainer, sampler and reference say of the completions of these rows."""
@@ -345,9 +266,12 @@ class Rollouts:
         for first in range(0, batch, self._sequences):
             here = rows, slice(first, first + self._sequences)
             piece = tokens_RxBxxx[here]
+            is_apart, behaviour = self.sampler.is_apart or is_struck, None
             if self.routes:
-                self.routes.listen(first, self._is_apart or is_struck)
-            behaviour = self._of_sampler_alone(piece, rows, first, batch) if self._is_apart or is_struck else None
+                self.routes.listen(first, is_apart)
+            if is_apart:
+                logits = self.sampler.logits(partial(self._logits, piece, rows), rows, first, batch)
+                behaviour = self._scored(logits, piece).log_probability
             read = self.read(self._trainer, piece, rows)
             old = self.scores(read, piece, rows)
             reference = self.scores(self.read(self._reference, piece, rows), piece, rows).log_probability
@@ -362,18 +286,6 @@ class Rollouts:
                 scored.values[here] = read.values
             scored.k3[here] = penalties("k3", old.log_probability, reference)
 
-    def _of_sampler_alone(self, piece_rxbxxx: Tensor, rows: slice, first: int, batch: int) -> Tensor:
-        """Log-probabilities of the tokens of these completions, from `first` on, by a sampler apart, [r, b, T]."""
-        logits = self.read(self._sampler, piece_rxbxxx, rows).logits
-        if self._noise is not None:
-            places = [self._noisy(logits[:, :, i], rows, i, first, batch) for i in range(logits.shape[2])]
-            logits = torch.stack(places, 2)
-        logits = logits / self._of_sampling[rows]
-        if self._joined is not None:
-            own = self.read(self._as_trainer, piece_rxbxxx, rows).logits / self.temperature[rows]
-            logits = torch.where(self._joined[rows, None, None, None], own, logits)
-        return self._scored(logits, piece_rxbxxx).log_probability
-
     def read(self, model: GPT, tokens_rxbxxx: Tensor, rows: slice, text_rxbxxx: Tensor | None = None) -> Read:
         """By what a model chooses each token of the completions, in one pass with the windows of `text`, if any."""
         batch, length = tokens_rxbxxx.shape[1:]
@@ -386,6 +298,9 @@ class Rollouts:
             values = self._of_completions(values, batch, length)
         return Read(self._of_completions(logits, batch, length), values, of_text)
 
+    def _logits(self, tokens_rxbxxx: Tensor, rows: slice, model: GPT) -> Tensor:
+        return self.read(model, tokens_rxbxxx, rows).logits
+
     def _of_completions(self, x_rxnxxx: Tensor, batch: int, length: int) -> Tensor:
         """Of what a pass has of each of its tokens, that by which tokens of the completions are chosen."""
         x = x_rxnxxx[:, : batch * (length - 1)].unflatten(1, (batch, length - 1))
@@ -394,7 +309,7 @@ class Rollouts:
 
     def scores(self, read: Read, tokens_rxbxxx: Tensor, rows: slice) -> TokenScores:
         """What was said of each token of the completions, at the trainer's temperature, [r, b, T] each."""
-        return self._scored(read.logits / self.temperature[rows], tokens_rxbxxx)
+        return self._scored(read.logits / self.sampler.temperature[rows], tokens_rxbxxx)
 
     def _scored(self, logits_rxbxTxV: Tensor, tokens_rxbxxx: Tensor) -> TokenScores:
         completions = tokens_rxbxxx[:, :, self.prompt :]
