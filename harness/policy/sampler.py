@@ -89,7 +89,8 @@ class Sampler:
 
     def complete(self, tokens_RxBxxx: Tensor, rows: slice) -> None:
         """Complete the sequences of these rows, token by token."""
-        self._complete(tokens_RxBxxx, rows, self._streams[0], lambda first: self._by_itself(rows, first, tokens_RxBxxx))
+        batch = tokens_RxBxxx.shape[1]
+        self._complete(tokens_RxBxxx, rows, self._streams[0], lambda first: self._by_itself(rows, first, batch))
 
     def complete_by(self, model: GPT, tokens_RxBxxx: Tensor, rows: slice, streams_R: Tensor) -> None:
         """The same by another model, as it is, with random numbers of its own."""
@@ -118,14 +119,12 @@ class Sampler:
         cached = KeyValues() if self._reads_alone else None
         return lambda piece, place: model.last_logits(piece, rows, cached) / self.temperature[rows][..., 0]
 
-    def _by_itself(self, rows: slice, first: int, tokens_RxBxxx: Tensor) -> Chooser:
+    def _by_itself(self, rows: slice, first: int, batch: int) -> Chooser:
         """The same by the sampler, of the sequences from `first` on."""
         cached, as_trainer = KeyValues() if self._reads_alone else None, self._by(self._as_trainer, rows)
 
         def logits_of(piece: Tensor, place: int) -> Tensor:
-            logits = self._noisy(
-                self.model.last_logits(piece, rows, cached), rows, place, first, tokens_RxBxxx.shape[1]
-            )
+            logits = self._noisy(self.model.last_logits(piece, rows, cached), rows, place, first, batch)
             logits = logits / self._of_sampling[rows][..., 0]
             if self._joined is None:
                 return logits
@@ -145,9 +144,8 @@ class Sampler:
         logits = logits / self._of_sampling[rows]
         if self._joined is None:
             return logits
-        return torch.where(
-            self._joined[rows, None, None, None], read(self._as_trainer) / self.temperature[rows], logits
-        )
+        own = read(self._as_trainer) / self.temperature[rows]
+        return torch.where(self._joined[rows, None, None, None], own, logits)
 
     def _noisy(self, logits_rxbxV: Tensor, rows: slice, place: int, first: int, batch: int) -> Tensor:
         """Logits of the sequences from `first` on for one token, with the sampler's noise, if it has some."""
