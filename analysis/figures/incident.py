@@ -65,7 +65,7 @@ def incident_signals(run: TrialSignals, incident: Incident, evidence: Evidence) 
         panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     caption = (
         f"The band is the incident, from its onset at step {evidence.begin} to step {incident.last}; dashed lines are "
-        "the first alarms of detectors, crosses what was not finite."
+        "the first alarms of detectors, crosses are values that are not finite."
     )
     caption += " Diamonds: what was seen of steps that an answer has undone." if is_drawn else ""
     return Drawing(figure, caption)

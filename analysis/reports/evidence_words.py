@@ -43,10 +43,12 @@ def measured_rows(evidence: Evidence) -> list[list[Any]]:
         ),
         ("change of the weights' norm", e.weight_check, "norms of the update", "at most 1"),
         (
-            "second moment",
-            e.moment_check,
-            "times the most that gradient and last value allow; negative: the least of it over it",
-            "-1 to 1",
+            "norm of the second moment" if e.moment_check >= 0 else "least the second moment's norm may be",
+            abs(e.moment_check),
+            "times the most that its last value and this gradient allow"
+            if e.moment_check >= 0
+            else "times what it is, by its last value",
+            "at most 1",
         ),
         ("largest activation of a block", e.activation_ratio, "times its median of the steps before", "about 1"),
     ]

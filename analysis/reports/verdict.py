@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-from analysis.measures.causes import Finding
+from analysis.measures.causes import UNKNOWN, Finding
 from analysis.measures.incidents import Incident
 from analysis.reports.words import nat
 from harness.basics.printing import count
@@ -23,7 +23,8 @@ def verdict(incident: Incident, finding: Finding) -> str:
     answer = f"; the playbook answered ({answered})" if answered else ""
     cost = f" It cost {count(incident.steps, 'step')}." if incident.steps else ""
     first = f"At step {incident.first} {_seen(incident)}{answer}, and {ENDED[incident.outcome]}.{cost}"
-    return f"{first} The evidence says: {finding.cause}."
+    known = f"The evidence says: {finding.cause}." if finding.cause != UNKNOWN else "The evidence does not tell why."
+    return f"{first} {known}"
 
 
 def shows(incident: Incident) -> bool:
@@ -36,6 +37,7 @@ def _seen(incident: Incident) -> str:
         return "the loss was not finite any more"
     if shows(incident):
         at = "" if incident.peak_step == incident.first else f" by step {incident.peak_step}"
-        return f"the loss rose from {nat(incident.loss_before)} to {nat(incident.loss_peak)} nat/token{at}"
+        since = f" from {nat(incident.loss_before)}" if isfinite(incident.loss_before) else ""
+        return f"the loss rose{since} to {nat(incident.loss_peak)} nat/token{at}"
     seen = incident.signs[0] if incident.signs else "a detector's alarm"
     return f"the loss showed nothing, but there was a sign of it ({seen})"
