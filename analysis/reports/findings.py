@@ -153,14 +153,22 @@ def fault_lines(table: pd.DataFrame) -> list[str]:
 def _fault_line(row: Any, mitigation: str) -> str:
     moved = f"{row.moved} of {row.with_twin} trials moved away from their golden twin"
     parts = [moved if row.with_twin else "no finished trial with a golden twin, so what it did cannot be told"]
-    if not np.isnan(row.worst_deviation):
-        size = f"{row.worst_deviation:+.2f}" if row.worst_deviation < 1e6 else f"{row.worst_deviation:+.2g}"
-        parts.append(f"the worst by {size} nat/token")
+    parts += worst_and_lost(row.worst_deviation, row.lost, row.with_twin)
     others = {
-        "became non-finite, unlike the twin": row.lost,
         "never fired": row.never_fired,
         "fired without effect": row.without_effect,
         UNFINISHED: row.outcomes.get(UNFINISHED, 0),
     }
     parts += [f"{number} {what}" for what, number in others.items() if number]
     return f"Fault {row.fault}, {mitigation}: {'; '.join(parts)}."
+
+
+def worst_and_lost(worst: float, lost: int, total: int) -> list[str]:
+    """How far faults moved a loss, in words: `worst` (nat/token) of those that stayed finite, and the `lost` ones."""
+    parts = []
+    if not np.isnan(worst) and lost < total:
+        size = f"{worst:+.2f}" if abs(worst) < 1e6 else f"{worst:+.2g}"
+        parts.append(f"the worst{' of those that stayed finite' if lost else ''} by {size} nat/token")
+    if lost:
+        parts.append(f"{f'all {lost}' if lost == total > 1 else lost} became non-finite, unlike the twin")
+    return parts

@@ -177,7 +177,7 @@ def fault_effects(ds: xr.Dataset) -> pd.DataFrame:
     finished trials the number of `strikes`, and how many `changed` a value, fired `without_effect` (every strike wrote
     what was there) and `never_fired`; `with_twin`, those whose golden twin is finished too, of which `moved` have
     another loss than the twin and `lost` became non-finite where the twin did not; `worst_deviation` (the largest
-    loss_t(faulty) - loss_t(golden), nat/token) and `worst_trial`, the trial it belongs to.
+    loss_t(faulty) - loss_t(golden) of those that did not, nat/token) and `worst_trial`, the trial it belongs to.
     """
     faulty = ds[["fault"]].isel(trial=np.flatnonzero(ds["fault"].values != NO_FAULT.name))
     names = ("trial", "fault", "mitigation", "outcome", "complete", "strikes", "changes")
@@ -189,7 +189,7 @@ def fault_effects(ds: xr.Dataset) -> pd.DataFrame:
     for (fault, mitigation), group in trials.groupby(["fault", "mitigation"], sort=True):
         finished = group[group["complete"]]
         watched = deviations.reindex(finished["trial"]).dropna(subset=["size"])
-        worst = watched["worst_deviation"].dropna()
+        worst = watched.loc[np.isfinite(watched["size"]), "worst_deviation"].dropna()
         has_fired, has_changed = finished["strikes"] > 0, finished["changes"] > 0
         values = [fault, mitigation, len(group), outcome_counts(group["outcome"].to_numpy()), finished["strikes"].sum()]
         values += [has_changed.sum(), (has_fired & ~has_changed).sum(), (~has_fired).sum()]
@@ -217,7 +217,12 @@ def _sensitivity_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
 
 def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
     heading = ["fault", "mitigation", "trials", "outcomes", "strikes", "changed a value", "fired without effect"]
-    heading += ["never fired", "loss differs from golden", "non-finite, golden finite", "worst deviation [nat/token]"]
+    heading += [
+        "never fired",
+        "loss differs from golden",
+        "non-finite, golden finite",
+        "worst deviation, if finite [nat/token]",
+    ]
     rows = []
     for row in table.itertuples():
         shares = ", ".join(f"{name} {count / row.trials:.0%}" for name, count in row.outcomes.items())
