@@ -37,7 +37,7 @@ def _raw(corpus: Corpus) -> bytes:
     return corpus.train.tobytes()
 
 
-class NoBatches(ConfigError):
+class BatchesUnseen(ConfigError):
     """The batches of a trial cannot be made again; `sentence` says why in a report."""
 
     def __init__(self, key: str, why: str, allowed: str, sentence: str):
@@ -135,8 +135,8 @@ class BatchReader:
         kept = slice(None) if weights is None else weights[0] > 0
         return tokens[0][kept].numpy()
 
-    def _no_tokens(self, why: str, sentence: str) -> NoBatches:
-        return NoBatches(f"objective.name={self.trial.objective.name}", why, "next_token", sentence)
+    def _no_tokens(self, why: str, sentence: str) -> BatchesUnseen:
+        return BatchesUnseen(f"objective.name={self.trial.objective.name}", why, "next_token", sentence)
 
     @cached_property
     def _scores(self) -> Scores:
@@ -266,7 +266,9 @@ def _made(
 ) -> tuple[Trial, Corpus]:
     if OWN in values:
         why = "is a run of the user's own loop, and only its loader has the batches"
-        raise NoBatches(f"TRIAL={name}", why, "a trial of a sweep", "only the loader of the user's own loop has them")
+        raise BatchesUnseen(
+            f"TRIAL={name}", why, "a trial of a sweep", "only the loader of the user's own loop has them"
+        )
     try:
         trial = trial_from_dict(values, fault_types())
     except (KeyError, TypeError, ValueError) as error:
@@ -276,7 +278,7 @@ def _made(
         if data is None:
             why = f"trained on text from data.path={source.path!r:.80}, which is not opened unasked"
             sentence = "their text is no part of the results; the option --data PATH says where it lies"
-            raise NoBatches(f"TRIAL={name}", why, "with --data PATH", sentence)
+            raise BatchesUnseen(f"TRIAL={name}", why, "with --data PATH", sentence)
         source = dataclasses.replace(source, path=str(data))
     try:
         corpus = _corpus_of(_without_order(source), trial.model.context)
@@ -287,14 +289,14 @@ def _made(
     if corpus.fingerprint != (stored := known.get("fingerprint")):
         why = f"trained on another text (fingerprint {stored!s:.20}, here {corpus.fingerprint:.20})"
         allowed = "the text of that training, with --data PATH if it is a file"
-        raise NoBatches(f"TRIAL={name}", why, allowed, "the text found is not the one of that training")
+        raise BatchesUnseen(f"TRIAL={name}", why, allowed, "the text found is not the one of that training")
     return trial, corpus
 
 
-def _not_of_this_version(trial: str, what: str, error: BaseException) -> NoBatches:
+def _not_of_this_version(trial: str, what: str, error: BaseException) -> BatchesUnseen:
     """An error in making a trial's `what` again."""
     why = f"its {what} cannot be made again ({type(error).__name__}: {str(error)!r:.80})"
-    return NoBatches(
+    return BatchesUnseen(
         f"TRIAL={trial}", why, "one of this version's", f"this version cannot make the trial's {what} again"
     )
 

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     cost = cost_of(options.settings)
     table = incidents(options.out, cost.per_hour, options.where)
     if table.empty:
-        say("No incident: no symptom, no alarm, and every consistency check holds.")
+        say("No incident: no symptom, no alarm, and no check that was made failed.")
         return
     seen = table["symptoms"].where(table["symptoms"] != "", table["signs"])
     columns = {"seen": seen, "alarms": table["detectors"].map(_first_alarm)}

@@ -32,7 +32,7 @@ def incident_signals(run: TrialSignals, incident: Incident, evidence: Evidence) 
     first, stop = max(0, evidence.begin - AROUND), min(run.steps, incident.last + AROUND)
     steps = np.arange(first, stop)
     signals = {
-        "loss\n[nat/token]": ("loss", LOSS, "linear"),
+        f"loss\n[{run.loss_unit}]" * bool(run.loss_unit) or "loss": ("loss", LOSS, "linear"),
         "gradient norm\nbefore clipping": ("grad_norm", NORM, "log"),
         "rms of the\nupdate": ("update_rms", "#8172b2", "log"),
         "norm of the\nweights": ("param_norm", "#937860", "linear"),

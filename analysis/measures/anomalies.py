@@ -57,6 +57,7 @@ class TrialSignals:
     golden: np.ndarray | None = field(
         default=None, repr=False
     )  # loss of the same run undisturbed [steps], if there is one
+    loss_unit: str = "nat/token"  # "" for a loss without one
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A signal up to the last step that was trained."""

@@ -250,7 +250,7 @@ def _loss_stays(e: Evidence) -> str | None:
     if not (e.loss_rise > Thresholds.loss_jump and "loss" in e.odd and e.last_steps >= Thresholds.stays):
         return None
     return (
-        f"the loss jumped by {_nat(e.loss_rise)} nat at once and was high at {e.last_steps} of the next 20 steps, as "
+        f"the loss jumped by {_nat(e)} at once and was high at {e.last_steps} of the next 20 steps, as "
         "if its weights were not those that were learned."
     )
 
@@ -289,7 +289,7 @@ def _jumped_gradient(e: Evidence) -> str | None:
     if not (is_odd and "grad_norm" in e.odd and e.odd_steps <= Thresholds.brief):
         return None
     plus = "+" if e.loss_rise >= 0 else ""
-    loss = f", and the loss {plus}{_nat(e.loss_rise)} nat from its own" if np.isfinite(e.loss_rise) else ""
+    loss = f", and the loss {plus}{_nat(e)} from its own" if np.isfinite(e.loss_rise) else ""
     return f"the gradient norm is {_times(e.norm_ratio)} its usual at {e.odd_steps} of 20 steps{loss}."
 
 
@@ -309,8 +309,10 @@ def _unstable(e: Evidence) -> str | None:
     )
 
 
-def _nat(value: float) -> str:
-    return f"{value:.2f}" if abs(value) < 1e4 else f"{value:.3g}"
+def _nat(e: Evidence) -> str:
+    """The rise of the loss, with its unit."""
+    value = f"{e.loss_rise:.2f}" if abs(e.loss_rise) < 1e4 else f"{e.loss_rise:.3g}"
+    return f"{value} {e.loss_unit.removesuffix('/token')}".strip()
 
 
 def _times(ratio: float) -> str:

@@ -75,6 +75,7 @@ class Evidence:
     batch: str = ""  # of `odd_batches`, where those of the whole run told of the incident
     verdict: str = ""  # of the steps that were run again, where a playbook has had that done
     is_loss_again: bool = False  # the loss came out the same then, and the gradient norm another
+    loss_unit: str = "nat/token"  # "" for none
     rerun_before: int = 0  # steps before it from which it had to be run again, for that
     provenance: Mapping[str, str] = field(default_factory=dict)  # where the first non-finite value arose, if stored
 
@@ -139,6 +140,7 @@ def evidence_of(
     if verdict in REPAIRED:  # the signals are those of the steps as they were run again
         numbers |= {"moment_check": np.nan, "weight_check": np.nan, "changed": ()}
     told: dict[str, Any] = {"verdict": verdict, "is_loss_again": is_loss_again, "rerun_before": before}
+    told["loss_unit"] = run.loss_unit
     told["batch"] = incident.batches[0][1] if incident.batches else ""
     return Evidence(begin, odd, **numbers, **batches, **told, provenance=known or {})
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.again.batches import BatchReader, NoBatches
+from analysis.again.batches import BatchesUnseen, BatchReader
 from analysis.again.crossing import DATA, STATE, Crossed, crossed
 from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.anomalies import TrialSignals
@@ -105,7 +105,7 @@ def told_crossings(out: Path, most: int, data: Path | None = None, wheres: Seque
 
 
 def _why(error: ConfigError) -> str:
-    if isinstance(error, NoBatches):
+    if isinstance(error, BatchesUnseen):
         return f"its batches cannot be made again: {error.sentence}"
     return str(error.reasons[0])
 

@@ -32,7 +32,12 @@ def measured_rows(evidence: Evidence) -> list[list[Any]]:
     norm = e.norm_ratio if e.is_norm_finite else np.inf
     rows: list[tuple[str, float, str, str]] = [
         ("learning rate", e.rate_ratio, "times that of the schedule", "1"),
-        ("rise of the loss", e.loss_rise if e.is_loss_finite else np.inf, "nat/token over its median", "about 0"),
+        (
+            "rise of the loss",
+            e.loss_rise if e.is_loss_finite else np.inf,
+            f"{e.loss_unit} over its median".strip(),
+            "about 0",
+        ),
         ("gradient norm before clipping", norm, "times its median of the steps before", "about 1"),
         ("update, rms over the rate", e.update_ratio, "times its median of the steps before", "about 1"),
         (

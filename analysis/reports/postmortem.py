@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from analysis.again.batches import BatchReader, NoBatches, config_of, stored_trials
+from analysis.again.batches import BatchesUnseen, BatchReader, config_of, stored_trials
 from analysis.again.sweep_folder import SweepFolder
 from analysis.figures.drawing import Drawing
 from analysis.figures.incident import activation_picture, incident_signals, token_histogram
@@ -26,7 +26,7 @@ from analysis.reading.twins import numbers_of, values_of
 from analysis.reports.evidence_words import HEADING, measured_rows, odd_line, provenance_line
 from analysis.reports.follow_ups import SUGGESTED, followed
 from analysis.reports.report import DOTS_PER_INCH, Picture, rendered
-from analysis.reports.verdict import shows, verdict
+from analysis.reports.verdict import no_symptom, shows, verdict
 from analysis.reports.words import in_nat, nat, rounded, signed
 from harness.basics.printing import count, label
 from harness.config import NO_FAULT, ConfigError
@@ -96,7 +96,8 @@ def _write(
     head = _head(known, trial)
     folder.make_folder()
     if incident is None:
-        words = [f"Trial {trial}: no incident: no symptom, no alarm, and every consistency check holds."]
+        words = [f"Trial {trial}: no incident: no symptom, no alarm, and no check that was made failed."]
+        words += [f"The batches were not seen: {missing}."] if missing else []
         page = {
             "title": f"Trial {trial}: no incident",
             "verdict": words[0],
@@ -118,7 +119,7 @@ def _write(
     cause = diagnosis.finding.cause if diagnosis.finding.cause != UNKNOWN else "cause unknown"
     kind = f"{SEVERITY[incident.outcome]}, {cause}"
     head |= {"steps": f"{diagnosis.evidence.begin} to {incident.last}", "class": kind}
-    said = verdict(incident, diagnosis.finding)
+    said = verdict(incident, diagnosis.finding, run.loss_unit)
     page = {"title": f"Post-mortem of trial {trial}", "verdict": said, "head": head, "sections": sections}
     number, fate = SEVERITY[incident.outcome].split()
     words = [
@@ -169,7 +170,7 @@ def _reading(known: SweepFolder, trial: str, data: Path | None) -> tuple[BatchRe
     except ConfigError as error:
         if data is not None:
             raise
-        return None, error.sentence if isinstance(error, NoBatches) else "their text cannot be opened here"
+        return None, error.sentence if isinstance(error, BatchesUnseen) else "their text cannot be opened here"
     return reading, ""
 
 
@@ -213,21 +214,13 @@ def _symptoms(run: TrialSignals, diagnosis: Diagnosis, found: Sequence[Incident]
     if told:
         tables.append({"heading": ["symptom", "from step", "to step", "usual", "farthest from it"], "rows": told})
     elif shows(incident):
-        lines.append(_no_symptom(run, incident))
+        lines.append(no_symptom(run, incident))
     else:
         lines.append("The loss alone shows none of the symptoms of docs/detection.md; what was odd is in the evidence.")
     if len(found) > 1:
         others = ", ".join(f"{one.first} to {one.last}" for one in found if one is not incident)
         lines.append(f"The trial had {count(len(found) - 1, 'other incident')}, less severe: steps {others}.")
     return Section("Symptoms", lines, tables)
-
-
-def _no_symptom(run: TrialSignals, incident: Incident) -> str:
-    """Why there is no symptom, though the loss has risen."""
-    is_kept = incident.peak_step < run.steps and run["loss"][incident.peak_step] == incident.loss_peak
-    if incident.acts and not is_kept:
-        return "The loss of a step that was undone shows the incident; no symptom is left in the steps that were kept."
-    return "The rise of the loss is too small, for how much it varies, to be a symptom of docs/detection.md."
 
 
 def _evidence(
@@ -281,11 +274,12 @@ def _texts(reading: BatchReader, steps: Sequence[int], batches: Sequence[np.ndar
 def _classification(run: TrialSignals, diagnosis: Diagnosis) -> Section:
     incident, finding = diagnosis.incident, diagnosis.finding
     against = "what it was before" if run.golden is None else "the undisturbed run on the same batches"
-    left = f"what is left of it against {against} is {in_nat(signed(incident.left))}"
+    unit = run.loss_unit.removesuffix("/token")
+    left = f"what is left of it against {against} is {in_nat(signed(incident.left), unit)}"
     peak = signed(incident.loss_peak - incident.loss_before)
     types = {
         1: f"the loss came back; {left}",
-        2: f"the loss came back in part; {left}, of {in_nat(peak)} at the peak",
+        2: f"the loss came back in part; {left}, of {in_nat(peak, unit)} at the peak",
         3: "the run ended with values that are not finite, or its loss had not come down by half",
     }
     lines = [
@@ -326,11 +320,12 @@ def _result(sweep: xr.Dataset, trial: str, run: TrialSignals, incident: Incident
     golden = str(here["golden"].values)
     lines = [f"The run ended as: {run.outcome}, after {count(run.steps, 'step')}."]
     final = np.inf if run.outcome == NON_FINITE else float(here["final_loss"])
-    lines.append(f"Final loss: {in_nat(nat(final), 'nat/token')}.")
+    lines.append(f"Final loss: {in_nat(nat(final), run.loss_unit)}.")
     if golden != trial and golden in sweep["trial"].values:
         twin = float(sweep["final_loss"].sel(trial=golden))
-        apart = f": a difference of {signed(final - twin)} nat" if np.isfinite(final - twin) else ""
-        lines.append(f"The same run undisturbed ({golden}) ended at {in_nat(nat(twin), 'nat/token')}{apart}.")
+        unit = run.loss_unit.removesuffix("/token")
+        apart = f": a difference of {in_nat(signed(final - twin), unit)}" if np.isfinite(final - twin) else ""
+        lines.append(f"The same run undisturbed ({golden}) ended at {in_nat(nat(twin), run.loss_unit)}{apart}.")
     return Section("Outcome", lines)
 
 

@@ -16,15 +16,18 @@ import pandas as pd
 import xarray as xr
 
 from analysis.figures.mitigation_words import coverage, mitigation_findings, table_rows
+from analysis.figures.quality_over_steps import quality_over_steps
 from analysis.figures.registry import Needs, Results, figures
 from analysis.measures import metrics
 from analysis.measures.mitigations import UNLIKE_PACKS
+from analysis.measures.quality import are_policies, final_quality
 from analysis.pages.static_page import TRIALS_PAGE, write_trials
 from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.acted import idle_note
 from analysis.reading.levels import word
+from analysis.reading.loss_words import with_unit
 from analysis.reports.about_sweep import AboutSweep
-from analysis.reports.findings import findings, left_out_lines, outcome_counts
+from analysis.reports.findings import findings, left_out_lines, outcome_counts, quality_lines
 from analysis.reports.summary import summary
 from analysis.reports.words import html_lines, markdown_block, markdown_text
 from harness.basics.printing import printable
@@ -72,14 +75,19 @@ def write_report(out: Path | str, wheres: Sequence[str] = ()) -> Report:
     folder = ResultsPath.open(out)
     results = replace(results, sweep=with_losses(results.sweep))
     ds, compared, faults = results.sweep, results.comparison, fault_effects(results.sweep)
-    sentences = findings(ds, results.sensitivity, faults) + mitigation_findings(compared)
-    short = summary(ds, results.sensitivity, faults, compared)
+    of_quality = final_quality(ds)
+    sentences = findings(ds, results.sensitivity, faults) + quality_lines(of_quality) + mitigation_findings(compared)
+    short = summary(ds, results.sensitivity, faults, compared, of_quality)
     about = AboutSweep.of(out, ds, results.packs or (), wheres)
     notes = [*filter(None, [idle_note(ds)]), *left_out_lines(ds)]
     needs = [Needs.SWEEP, Needs.COMPARISON]
     needs += [Needs.GUARDS] if results.guard_signals else []
     needs += [Needs.SEARCHES] if results.searches else []
     pictures = save_figures(results, out, *needs)
+    if are_policies(ds):  # no line on why there is none of a figure that is about other objectives
+        pictures = [picture for picture in pictures if picture.path]
+    else:
+        pictures = [picture for picture in pictures if picture.path or picture.name != quality_over_steps.draw.__name__]
     html = write_page(
         "report",
         folder,
@@ -97,8 +105,9 @@ def write_report(out: Path | str, wheres: Sequence[str] = ()) -> Report:
         certainty=coverage(compared),
         idle=idle_note(ds),
         unlike_packs=UNLIKE_PACKS,
+        quality=_quality_rows(of_quality),
         sensitivity=_sensitivity_rows(results.sensitivity),
-        faults=_fault_rows(faults),
+        faults=_fault_rows(faults, ds),
         postmortems=_postmortems(folder, ds),
     )
     trials = write_trials(out) if wheres else write_trials(out, ds, results.packs)
@@ -215,13 +224,24 @@ def _sensitivity_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
     return {"heading": heading, "rows": rows}
 
 
-def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
+def _quality_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
+    heading = ["under", "mean quality at the end", "95% interval", "trials", "non-finite"]
+    rows = [[one.under, *_with_interval(one), one.trials, one.lost] for one in table.itertuples()]
+    return {"heading": heading, "rows": rows}
+
+
+def _with_interval(row: Any) -> list[str]:
+    value = "not known" if np.isnan(row.quality) else f"{row.quality:.4g}"
+    return [value, "none: one seed" if np.isnan(row.low) else f"{row.low:.4g} to {row.high:.4g}"]
+
+
+def _fault_rows(table: pd.DataFrame, sweep: xr.Dataset) -> dict[str, list[Any]]:
     heading = ["fault", "mitigation", "trials", "outcomes", "strikes", "changed a value", "fired without effect"]
     heading += [
         "never fired",
         "loss differs from golden",
         "non-finite, golden finite",
-        "worst deviation, if finite [nat/token]",
+        with_unit(sweep, "worst deviation, if finite"),
     ]
     rows = []
     for row in table.itertuples():

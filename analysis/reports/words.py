@@ -49,7 +49,7 @@ def signed(value: float) -> str:
 
 def in_nat(number: str, unit: str = "nat") -> str:
     """A number in words with its unit, and what is said of no number without one."""
-    return number if number in (UNKNOWN, INFINITE) else f"{number} {unit}"
+    return number if number in (UNKNOWN, INFINITE) else f"{number} {unit}".strip()
 
 
 def rounded(value: float | str | None) -> str:

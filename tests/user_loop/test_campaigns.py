@@ -214,7 +214,7 @@ def test_a_post_mortem_of_ones_own_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["incidents", str(tmp_path)]) == 0
 
 
-def test_odd_data_of_ones_own_loop_are_no_corrupted_gradient(
+def test_a_page_on_ones_own_run_tells_nothing_of_batches_that_it_did_not_see(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attached(plain(), fault={"name": "rare_tokens", "start": 20}, twin=True, out=tmp_path)
@@ -222,7 +222,7 @@ def test_odd_data_of_ones_own_loop_are_no_corrupted_gradient(
     assert main(["postmortem", str(tmp_path), str(trial)]) == 0, capsys.readouterr().err
     assert "corrupted gradient." not in capsys.readouterr().out
     text = (tmp_path / "postmortems" / f"{trial}.md").read_text()
-    assert "Root cause: unknown." in text and "allowed" not in text and " nan " not in text
+    assert "The batches were not seen: only" in text and "allowed" not in text and " nan " not in text
 
 
 def test_a_run_that_breaks_off_is_unfinished(tmp_path: Path) -> None:
