@@ -19,7 +19,7 @@ from harness.basics.printing import count
 POINTS = 200  # of a line
 
 
-@drawn_from(Needs.SWEEP, place=0, points="y=final_loss")
+@drawn_from(Needs.POLICIES, place=1, points="y=final_loss")
 def quality_over_steps(results: Results) -> Drawing:
     """Mean quality over steps, a line for whatever the sweep varied, with 95% intervals over seeds.
 

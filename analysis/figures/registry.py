@@ -38,6 +38,7 @@ class Needs(StrEnum):
 
     SWEEP = "sweep"
     GUARDS = "guards"
+    POLICIES = "policies"
     SEARCHES = "searches"
     COMPARISON = "comparison"
     OUTCOMES = "outcomes"

@@ -16,7 +16,6 @@ import pandas as pd
 import xarray as xr
 
 from analysis.figures.mitigation_words import coverage, mitigation_findings, table_rows
-from analysis.figures.quality_over_steps import quality_over_steps
 from analysis.figures.registry import Needs, Results, figures
 from analysis.measures import metrics
 from analysis.measures.mitigations import UNLIKE_PACKS
@@ -81,13 +80,12 @@ def write_report(out: Path | str, wheres: Sequence[str] = ()) -> Report:
     about = AboutSweep.of(out, ds, results.packs or (), wheres)
     notes = [*filter(None, [idle_note(ds)]), *left_out_lines(ds)]
     needs = [Needs.SWEEP, Needs.COMPARISON]
+    needs += [Needs.POLICIES] if len(of_quality) else []
     needs += [Needs.GUARDS] if results.guard_signals else []
     needs += [Needs.SEARCHES] if results.searches else []
     pictures = save_figures(results, out, *needs)
     if are_policies(ds):  # no line on why there is none of a figure that is about other objectives
         pictures = [picture for picture in pictures if picture.path]
-    else:
-        pictures = [picture for picture in pictures if picture.path or picture.name != quality_over_steps.draw.__name__]
     html = write_page(
         "report",
         folder,

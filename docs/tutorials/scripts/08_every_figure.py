@@ -66,6 +66,13 @@ train("edge", *run_of[:-1], "optim.lr=1e-2,1,2,4", "schedule.decay=constant", "s
 draw("edge", "early_warning", "spike_hazard")
 
 # %%
+# Policies, which are paid for a letter, with one step of the optimizer on each rollout and with four.
+
+policy = ("objective.name=policy", "policy.reward=count", "policy.group=2", "policy.updates=1,4", "optim.lr=3e-2")
+train("policies", "model.width=16", "train.steps=80", "seed=range(3)", *policy)
+draw("policies", "quality_over_steps")
+
+# %%
 # Searches: the largest stable rate by bisection, and the front of two aims.
 
 search = ("model.width=16", "train.steps=40", "mitigation=none,qk_norm")
