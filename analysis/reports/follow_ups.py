@@ -12,6 +12,7 @@ import pandas as pd
 from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import FORMAT, GRADIENT, RARE, RATE, REPETITION, STALE, UNKNOWN, WEIGHT
 from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
+from analysis.reading.loss_words import with_unit
 from harness.basics.printing import count
 from harness.objectives.outcome import ENDED_BADLY
 from harness.storage.stored import PackInfo
@@ -29,7 +30,8 @@ SUGGESTED = {
 }
 """Mitigations that act on a cause, to be tried where the sweep has not."""
 MOST_NAMED = 5
-COLUMNS = ("under", "trial", "outcome", "peak of the loss [nat/token]", "final loss [nat/token]", "steps lost")
+LOSSES = ("peak of the loss", "final loss")
+COLUMNS = ("under", "trial", "outcome", "peak of the loss", "final loss", "steps lost")
 
 
 def relatives(packs: Iterable[PackInfo], trial: str) -> dict[str, str]:
@@ -110,6 +112,7 @@ def followed(folder: SweepFolder, incident: Incident) -> tuple[list[str], pd.Dat
         rows.append(dict(zip(COLUMNS, (under, run.trial, words, peak, float(final), lost), strict=True)))
         ranks.append((outcome, lost))
     table = pd.DataFrame(rows, columns=list(COLUMNS))
+    table = table.rename(columns={name: with_unit(sweep, name) for name in LOSSES})
     better = [number for number in range(1, len(rows)) if ranks[number] < ranks[0]]
     best = sorted(better, key=lambda number: (ranks[number], rows[number]["under"]))
     cheaper = [number for number in best if ranks[number][1] <= ranks[0][1]]
