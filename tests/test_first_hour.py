@@ -65,13 +65,14 @@ def test_the_page_has_all_of_a_first_hour() -> None:
 def test_every_command_of_the_page_works_in_its_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = play(tmp_path, capsys)
     assert "24 trials asked for" in of(printed, "plan=true")
-    assert "Fault weight_bit, mitigation none: 6 of 6 trials moved away" in of(printed, "report results/mine")
+    assert "over mitigations none, qk_norm: weight_bit moved 12 of 12 trials" in of(printed, "report results/mine")
     assert re.search(r"Trial \w+, steps 20 to \d+: \w+ \(type [123]\), corrupted weight\.", of(printed, "postmortem"))
     compared = of(printed, "compare")
     assert "playbook.name: - and repair" in compared and "Figure: changes.png" in compared
     found = re.search(r"Of 24 pairs (\d+) trained in one folder and 24 in the other\.", compared)
     assert found is not None and int(found[1]) < 24
-    assert "all sites" in of(printed, "campaign results/flips")
+    assert "all sites" in (told := of(printed, "campaign results/flips"))
+    assert "Zeros: share of the faults" in told and "called lingering left more than 0.015 nat/token" in told
     shown = of(printed, "list --config-dir mine")
     assert re.search(r"^calm ", shown, flags=re.MULTILINE) and re.search(r"^sign_flip ", shown, flags=re.MULTILINE)
     assert "Fault sign_flip, mitigation calm" in of(printed, "report results/calm")

@@ -37,6 +37,14 @@ def _raw(corpus: Corpus) -> bytes:
     return corpus.train.tobytes()
 
 
+class BatchesUnseen(ConfigError):
+    """The batches of a trial cannot be made again; `sentence` says why in a report."""
+
+    def __init__(self, key: str, why: str, allowed: str, sentence: str):
+        super().__init__(f"{key}: {why}; allowed: {allowed}")
+        self.sentence = sentence
+
+
 @dataclass(frozen=True)
 class Setup:
     """What an operator knows of a recipe beside its signals."""
@@ -48,6 +56,7 @@ class Setup:
     is_adam: bool  # with one beta2 at all steps
     rates: tuple[float, ...]  # of the schedule, by step
     beta1: float
+    is_own: bool = False  # of the user's own loop, of which the number of weights alone is known
 
     @classmethod
     def of(cls, trial: Trial) -> Setup:
@@ -108,8 +117,7 @@ class BatchReader:
         except (RuntimeError, MemoryError, ValueError, IndexError, AssertionError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise
-            reason = f"its batches cannot be made again ({type(error).__name__}: {str(error)!r:.80})"
-            raise ConfigError(f"TRIAL={self.trial.id}: {reason}; allowed: one of this version's") from None
+            raise _not_of_this_version(self.trial.id, "batches", error) from None
 
     def _made(self, step: int) -> np.ndarray:
         while self._calls and self._calls[0] <= step:  # in order, since a fault may hand out what it has seen before
@@ -119,14 +127,16 @@ class BatchReader:
             self._injector.visit(SiteCall(Site.BATCH, due, {"batch": self._struck[due][0]}))
         batch = self._struck[step] if step in self._struck else self._objective.batch(step)
         if self._objective.is_sampled:
-            given = f"objective.name={self.trial.objective.name}"
-            raise ConfigError(f"{given}: its model samples what it trains on, which is not kept; allowed: next_token")
+            why = "its model samples what it trains on, which is not kept"
+            raise self._no_tokens(why, "a policy samples what it trains on, and the samples are not kept")
         tokens, weights = self._objective.what_trains(batch, step, step, torch.ones(1, dtype=torch.bool))
         if tokens.ndim != 3 or tokens.is_floating_point():
-            given = f"objective.name={self.trial.objective.name}"
-            raise ConfigError(f"{given}: its batches are no sequences of tokens; allowed: next_token")
+            raise self._no_tokens("its batches are no sequences of tokens", "they are no sequences of tokens")
         kept = slice(None) if weights is None else weights[0] > 0
         return tokens[0][kept].numpy()
+
+    def _no_tokens(self, why: str, sentence: str) -> BatchesUnseen:
+        return BatchesUnseen(f"objective.name={self.trial.objective.name}", why, "next_token", sentence)
 
     @cached_property
     def _scores(self) -> Scores:
@@ -233,6 +243,9 @@ def setups_of(out: Path, packs: Iterable[PackInfo] | None = None) -> dict[str, S
 
 
 def _setup(values: dict[str, Any]) -> Setup | None:
+    if OWN in values:
+        count = values.get("model", {}).get("parameters")
+        return Setup(math.nan, None, count, "", False, (), math.nan, is_own=True) if isinstance(count, int) else None
     try:
         trial = trial_from_dict({**values, "fault": vars(NO_FAULT)}, {"none": Fault})
         return Setup.of(trial) if trial.steps <= MOST_STEPS else None
@@ -252,30 +265,40 @@ def _made(
     out: Path, name: str, values: dict[str, Any], known: dict[str, Any], data: Path | None
 ) -> tuple[Trial, Corpus]:
     if OWN in values:
-        why = "is a run of one's own, whose batches its loader alone has"
-        raise ConfigError(f"TRIAL={name}: {why}; allowed: a trial of a sweep")
+        why = "is a run of the user's own loop, and only its loader has the batches"
+        raise BatchesUnseen(
+            f"TRIAL={name}", why, "a trial of a sweep", "only the loader of the user's own loop has them"
+        )
     try:
         trial = trial_from_dict(values, fault_types())
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"its configuration cannot be made again ({type(error).__name__}: {str(error)!r:.80})"
-        raise ConfigError(f"TRIAL={name}: {reason}; allowed: one of this version's") from None
+        raise _not_of_this_version(name, "configuration", error) from None
     source = trial.data
     if source.source not in OWN_SOURCES:
         if data is None:
             why = f"trained on text from data.path={source.path!r:.80}, which is not opened unasked"
-            raise ConfigError(f"TRIAL={name}: {why}; allowed: with --data PATH")
+            sentence = "their text is no part of the results; the option --data PATH says where it lies"
+            raise BatchesUnseen(f"TRIAL={name}", why, "with --data PATH", sentence)
         source = dataclasses.replace(source, path=str(data))
     try:
         corpus = _corpus_of(_without_order(source), trial.model.context)
     except ConfigError:
         raise
     except (OSError, ValueError, TypeError, MemoryError, OverflowError) as error:
-        reason = f"its corpus cannot be made again ({type(error).__name__}: {str(error)!r:.80})"
-        raise ConfigError(f"TRIAL={name}: {reason}; allowed: one of this version's") from None
+        raise _not_of_this_version(name, "corpus", error) from None
     if corpus.fingerprint != (stored := known.get("fingerprint")):
         why = f"trained on another text (fingerprint {stored!s:.20}, here {corpus.fingerprint:.20})"
-        raise ConfigError(f"TRIAL={name}: {why}; allowed: the text of that training, with --data PATH if it is a file")
+        allowed = "the text of that training, with --data PATH if it is a file"
+        raise BatchesUnseen(f"TRIAL={name}", why, allowed, "the text found is not the one of that training")
     return trial, corpus
+
+
+def _not_of_this_version(trial: str, what: str, error: BaseException) -> BatchesUnseen:
+    """An error in making a trial's `what` again."""
+    why = f"its {what} cannot be made again ({type(error).__name__}: {str(error)!r:.80})"
+    return BatchesUnseen(
+        f"TRIAL={trial}", why, "one of this version's", f"this version cannot make the trial's {what} again"
+    )
 
 
 def _without_order(data: Data) -> Data:

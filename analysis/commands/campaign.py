@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> None:
     """Write OUT/campaign.html, and print its table."""
     written = write_campaign(options.out, options.where)
     say(*table_lines(written.table))
-    say("Shares in percent with 95% Wilson intervals.")
+    say("Shares in percent with 95% Wilson intervals.", *written.meanings)
     say(*(f"Note: {note}" for note in written.notes))
     say(*(f"{picture.name}: {picture.path or picture.caption}" for picture in written.pictures))
     say(f"Trials: {written.trials}", f"Page: {written.html}")

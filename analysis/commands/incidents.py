@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from analysis.commands._settings import COST, cost_of
-from analysis.measures.incidents import incidents
+from analysis.measures.incidents import LEFT, TYPES, incidents
 from analysis.reading.selection import add_where
 from analysis.reports.printed import table_lines
 from harness.basics.printing import count, say
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     cost = cost_of(options.settings)
     table = incidents(options.out, cost.per_hour, options.where)
     if table.empty:
-        say("No incident: no symptom, no alarm, and every consistency check holds.")
+        say("No incident: no symptom, no alarm, and no check that was made failed.")
         return
     seen = table["symptoms"].where(table["symptoms"] != "", table["signs"])
     columns = {"seen": seen, "alarms": table["detectors"].map(_first_alarm)}
@@ -41,6 +41,8 @@ def run(options: argparse.Namespace) -> None:
     price = f", {money:.4g} {cost.currency}".rstrip() if cost.per_hour else ""
     spent = f"{seconds:.3g} s{price}" if seconds == seconds else NOT_TIMED
     say(f"{counted}; cost: {count(table['steps'].sum(), 'step')}, {spent}.")
+    if TYPES[2] in table["outcome"].values:
+        say(f"Lingering: more than {LEFT:g} nat/token of the loss, and two standard errors, were left of it.")
     say(f"Next: stability-harness postmortem {options.out} {table['trial'].iloc[0]}")
 
 

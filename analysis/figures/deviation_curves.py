@@ -20,6 +20,7 @@ from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.envelope import Envelope
 from analysis.measures.judged_faults import COLOURS, fault_table
 from analysis.measures.outcomes import OUTCOMES
+from analysis.reading.loss_words import with_unit
 from analysis.reading.twins import Trials, deviations, twin_curves
 from harness.basics.printing import count
 from harness.objectives.outcome import NON_FINITE
@@ -55,7 +56,7 @@ def deviation_curves(results: Results) -> Drawing:
     columns = min(2, len(shown))
     height = 4 * math.ceil(len(shown) / columns) + 1.2
     with page(5.2 * columns + 1.6, height, "How far faults drove the loss from golden") as figure:
-        labels = "steps since the strike", "size of the loss's deviation from golden\n[nat/token]"
+        labels = "steps since the strike", with_unit(results.sweep, "size of the loss's deviation from golden", "\n")
         panels = panels_in_grid(figure, len(shown), columns, *labels)
         for panel, recipe in zip(panels, shown, strict=True):
             _draw_deviations(panel, drawn[recipe], curves[recipe][0], ceiling)

@@ -19,6 +19,7 @@ from analysis.figures.series import chosen, middle_width
 from analysis.figures.strikes import mark_strikes, strike_patch, strikes
 from analysis.measures import metrics
 from analysis.reading.finals import final_loss
+from analysis.reading.loss_words import loss_name, with_unit
 from harness.basics.printing import count
 from harness.config import NO_FAULT
 
@@ -57,8 +58,8 @@ def faulty_against_golden(results: Results) -> Drawing:
                 trials = table[(table["fault"] == kind) & (table["mitigation"] == mitigation)]
                 title = textwrap.fill(f"{kind}, mitigation: {mitigation}", MOST_IN_TITLE)
                 _draw_twins(pair, ds, representative(trials), title, events)
-            panels[2 * row, 0].set_ylabel("training loss\n[nat/token]")
-            panels[2 * row + 1, 0].set_ylabel("faulty - golden\n[nat/token]")
+            panels[2 * row, 0].set_ylabel(with_unit(results.sweep, loss_name(results.sweep), "\n"))
+            panels[2 * row + 1, 0].set_ylabel(with_unit(results.sweep, "faulty - golden", "\n"))
         lost = "last finite loss before the trial became non-finite"
         handles = [
             Line2D([], [], color=GOLDEN, linewidth=1.6, label="golden"),

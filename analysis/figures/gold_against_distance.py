@@ -16,7 +16,7 @@ from analysis.measures.overoptimisation import DistanceCurve, distance_curves
 LEAST = 0.5  # of R^2, below which a fit is not drawn
 
 
-@drawn_from(Needs.POLICIES, place=1, points="x=lr&y=final_loss&colour=mitigation")
+@drawn_from(Needs.POLICIES, place=2, points="x=lr&y=final_loss&colour=mitigation")
 def gold_against_distance(results: Results) -> Drawing:
     """Gain in gold reward against sqrt(KL), a line an arm; the learned reward dashed, the law of Gao et al. dotted."""
     curves = distance_curves(results.sweep)

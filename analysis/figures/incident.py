@@ -32,7 +32,7 @@ def incident_signals(run: TrialSignals, incident: Incident, evidence: Evidence) 
     first, stop = max(0, evidence.begin - AROUND), min(run.steps, incident.last + AROUND)
     steps = np.arange(first, stop)
     signals = {
-        "loss\n[nat/token]": ("loss", LOSS, "linear"),
+        f"loss\n[{run.loss_unit}]" * bool(run.loss_unit) or "loss": ("loss", LOSS, "linear"),
         "gradient norm\nbefore clipping": ("grad_norm", NORM, "log"),
         "rms of the\nupdate": ("update_rms", "#8172b2", "log"),
         "norm of the\nweights": ("param_norm", "#937860", "linear"),
@@ -65,7 +65,7 @@ def incident_signals(run: TrialSignals, incident: Incident, evidence: Evidence) 
         panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     caption = (
         f"The band is the incident, from its onset at step {evidence.begin} to step {incident.last}; dashed lines are "
-        "the first alarms of detectors, crosses what was not finite."
+        "the first alarms of detectors, crosses are values that are not finite."
     )
     caption += " Diamonds: what was seen of steps that an answer has undone." if is_drawn else ""
     return Drawing(figure, caption)

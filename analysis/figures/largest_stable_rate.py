@@ -75,7 +75,8 @@ def largest_stable_rate(results: Results) -> Drawing:
     caption = (
         "Markers are the largest learning rate at which every seed trained to the end, below any at which one did not; "
         f"bars reach up to the smallest rate at which one did not: the limit lies within. {seeds} seeds a rate, "
-        f"{tried} rates a marker. An arrow up: every rate was stable; an arrow down: none was.{left_out}{without}"
+        f"{tried} rates a marker. An arrow up: every seed trained at every rate; an arrow down: at no rate "
+        f"did every seed.{left_out}{without}"
     )
     return Drawing(figure, caption)
 
@@ -90,8 +91,8 @@ def _symbols(table: pd.DataFrame) -> list[Line2D]:
     has_stable, has_end = table["stable"].notna(), table["unstable"].notna()
     symbols = {
         "bar: up to the smallest unstable rate": has_stable & has_end,
-        "↑ stable at every rate": has_stable & ~has_end,
-        "↓ stable at no rate": ~has_stable,
+        "↑ every seed stable at every rate": has_stable & ~has_end,
+        "↓ at no rate was every seed stable": ~has_stable,
     }
     return [Line2D([], [], linestyle="none", label=words) for words, is_so in symbols.items() if is_so.any()]
 

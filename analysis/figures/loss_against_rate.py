@@ -14,6 +14,7 @@ from analysis.figures.legends import LINE, legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import MOST_SERIES, chosen, nested, series_of, with_short_names
 from analysis.measures import metrics
+from analysis.measures.quality import without_policies
 from analysis.reading.acted import BASELINE
 from analysis.reading.levels import in_order, is_level
 from harness.basics.printing import count
@@ -28,7 +29,7 @@ def loss_against_rate(results: Results) -> Drawing:
     the baseline where every width has one, is marked if any trial comes near it, for it would squeeze all others into
     the bottom.
     """
-    clean = metrics.clean_trials(results.sweep[metrics.READ])
+    clean = metrics.clean_trials(without_policies(results.sweep)[metrics.READ])
     table = metrics.trial_table(clean)
     axes = metrics.swept_axes(clean, table, ("width", "mitigation"))
     table = table[table["capped_loss"].notna() & (table["lr"] > 0)].assign(series=lambda t: series_of(t, axes[1:]))

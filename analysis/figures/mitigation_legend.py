@@ -33,9 +33,9 @@ TOLD, UNTOLD = "0.1", "0.35"  # of numbers
 BAR, LINE, SAMPLE, GAP, MARGIN = 0.62, 0.24, 0.42, 0.3, 0.15
 SIGNS = {
     MARK.strip(): "the mitigation did not act as named",
-    "≥": "rate: some seed stable at every swept one",
-    "<": "rate: no seed stable at any swept one",
-    "≈": "rate: some seeds at none; time: shared packs",
+    "≥": "mean rate: some seed stable at every swept one",
+    "<": "mean rate: no seed stable at any swept one",
+    "≈": "mean rate: some seeds at none; time: shared packs",
     "∞": "became non-finite",
     ">": "not back by the end of the run",
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -28,7 +29,7 @@ from analysis.figures.mitigation_legend import (
     pale,
     text_width,
 )
-from analysis.figures.mitigation_words import NOTHING, coverage, value_words
+from analysis.figures.mitigation_words import NOTHING, TIME, coverage, value_words
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.mitigations import UNLIKE_PACKS, Comparison, Metric
 from analysis.reading.acted import BASELINE
@@ -132,12 +133,26 @@ def _places(comparison: Comparison) -> list[str]:
 
 def _columns(comparison: Comparison, left: float, places: int) -> list[Columns]:
     columns = []
-    for name, metric in comparison.metrics.items():
-        if metric.is_in_map:
-            cell = max(CELL, NARROWEST / places)
-            columns.append(Columns(name, metric, left, cell, full_colour(comparison, name)))
-            left += places * cell + GAP
+    for name, metric in _drawn(comparison).items():
+        cell = max(CELL, NARROWEST / places)
+        columns.append(Columns(name, metric, left, cell, full_colour(comparison, name)))
+        left += places * cell + GAP
     return columns
+
+
+def _drawn(comparison: Comparison) -> dict[str, Metric]:
+    """The metrics that have columns; times only where some can be told, for the rest may be the machine's noise."""
+    return {
+        name: metric
+        for name, metric in comparison.metrics.items()
+        if metric.is_in_map and (name != TIME or comparison.is_told(name).any())
+    }
+
+
+def _words(comparison: Comparison, row: pd.Series, name: str) -> str:
+    """What a cell says; of a time that cannot be told from the baseline's, nothing."""
+    is_noise = name == TIME and row["mitigation"] != BASELINE and not comparison.is_told(name)[row.name]
+    return NOTHING if is_noise else value_words(row, name)
 
 
 def full_colour(comparison: Comparison, name: str) -> float | None:
@@ -177,7 +192,7 @@ def _draw_cells(panel: Axes, comparison: Comparison, column: Columns, top: float
     line = table["mitigation"].map({name: number for number, name in enumerate(table["mitigation"].unique())})
     for index, row in table.iterrows():
         x, y = column.left + column.cell * place[index], top + ROW * line[index]
-        value, is_baseline = value_words(row, column.name), row["mitigation"] == BASELINE
+        value, is_baseline = _words(comparison, row, column.name), row["mitigation"] == BASELINE
         colour = _colour(gain[index], column, told[index])
         look: dict[str, Any] = {"facecolor": colour, **(BASELINE_EDGE if is_baseline else CELL_EDGE)}
         look = MISSING if value == NOTHING else look
@@ -200,8 +215,8 @@ def _colour(gain: float, column: Columns, is_told: bool) -> np.ndarray:
 
 def _entries(comparison: Comparison) -> list[LegendEntry]:
     """Of the legend, for what the cells look like."""
-    metrics = [name for name, metric in comparison.metrics.items() if metric.is_in_map]
-    cells = {value_words(row, name) for _, row in comparison.table.iterrows() for name in metrics}
+    metrics = _drawn(comparison)
+    cells = {_words(comparison, row, name) for _, row in comparison.table.iterrows() for name in metrics}
     return entries_of(cells, any(comparison.is_told(name).any() for name in metrics))
 
 
@@ -214,11 +229,13 @@ def _caption(comparison: Comparison) -> str:
         coverage(comparison),
     ]
     notes = {
-        "stable_rate": "Largest stable rate: ≥ where some seed is stable at every swept rate, < where none is at any, "
-        "≈ where some are at none.",
+        "stable_rate": "Largest stable rate: the mean over seeds of the largest rate at which each was stable, which "
+        "may be above the largest at which every seed was; ≥ where some seed is stable at every swept rate, < where "
+        "none is at any, ≈ where some are at none.",
         "deviation": "∞: became non-finite.",
         "recovery": ">: not recovered by the end of the run.",
         "step_time": "Step time: ≈ where other mitigations train in the same packs and share their time. "
-        f"Less than x or / {UNLIKE_PACKS:g} is not told: so much packs of unlike sizes may differ.",
+        f"Less than x or / {UNLIKE_PACKS:g}, and what one pack took, is not told: packs of unlike sizes may differ by "
+        "so much, and the machine may have been busy with something else.",
     }
-    return " ".join([*sentences, *(text for name, text in notes.items() if name in comparison.metrics)])
+    return " ".join([*sentences, *(text for name, text in notes.items() if name in _drawn(comparison))])

@@ -18,6 +18,7 @@ DIGITS = {"final_loss": 3, "common_loss": 3, "sensitivity": 2, "uncapped": 2}
 DIGITS |= {"deviation": 2, "recovery": 0, "step_time": 2}
 MOST_NAMED = 3  # mitigations in a sentence
 NOTHING = "–"
+TIME = "step_time"
 STABLE = "Largest stable learning rate"
 ONE_SEED = "One seed, so there are no intervals, and no difference can be told."
 
@@ -37,12 +38,17 @@ def value_words(row: pd.Series, name: str) -> str:
     Behind it a † where the mitigation did not act as named in the trials that the value is taken from.
     """
     value = row[name]
-    if np.isnan(value):
+    if np.isnan(value) or (name == TIME and not is_timed(row)):
         return NOTHING
     mark = MARK.strip() if row[f"{name}_idle"] else ""
     if name.startswith("recovery") and np.isinf(value):
         return f">{row['watched']:.0f}{mark}"
     return BOUNDS[row.get(f"{name}_bound", "")] + _number(value, name) + mark
+
+
+def is_timed(row: pd.Series) -> bool:
+    """Whether several packs were timed, of the baseline and of the mitigation; the baseline's own time is 1."""
+    return row["mitigation"] == BASELINE or not np.isnan(row[f"{TIME}_low"])
 
 
 def _number(value: float, name: str) -> str:
@@ -84,7 +90,7 @@ def _cell(row: pd.Series, name: str, metric: Metric, is_told: bool, gain: float)
     if name.startswith("recovery.") and row[f"recovered.{fault}_trials"]:
         share = [round(100 * row[f"recovered.{fault}{end}"]) for end in ("", "_low", "_high")]
         value += f"; back: {share[0]}% [{share[1]}, {share[2]}] of {row[f'recovered.{fault}_trials']}"
-    change = "" if name == "step_time" else _change(row, name, metric)
+    change = "" if name == TIME else _change(row, name, metric)
     verdict = ("better" if gain > 0 else "worse") if is_told else ""
     return Cell(value, change, verdict)
 
@@ -134,7 +140,25 @@ def told_share(comparison: Comparison) -> str:
     total = sum(int(comparison.table[f"{name}_change_low"].notna().sum()) for name in comparison.metrics)
     if not total:
         return ""
-    return f"{told} of {count(total, 'comparison')} with the baseline show a change (95% interval)."
+    verb = "shows" if told == 1 else "show"
+    said = f"{told} of {count(total, 'comparison')} with the baseline {verb} a change (95% interval)"
+    return f"{said}{_which(comparison)}."
+
+
+def _which(comparison: Comparison) -> str:
+    """In what the first mitigations differ from the baseline, as far as it can be told."""
+    found: dict[str, list[str]] = {}
+    for name, metric in comparison.metrics.items():
+        for _, row in comparison.table[comparison.is_told(name)].iterrows():
+            place = ", ".join(f"{axis} {word(row[axis])}" for axis in comparison.axes[1:])
+            found.setdefault(f"{row['mitigation']} at {place}", []).append(metric.label)
+    told = [f"{who} ({'; '.join(_first(labels))})" for who, labels in found.items()]
+    return f": {', '.join(_first(told))}" if told else ""
+
+
+def _first(words: list[str]) -> list[str]:
+    more = len(words) - MOST_NAMED
+    return [*words[:MOST_NAMED], f"{more} more"] if more > 0 else words
 
 
 def _moved(comparison: Comparison, metric: str, rows: pd.DataFrame) -> str:
@@ -164,8 +188,8 @@ def _named(comparison: Comparison, metric: str, row: pd.Series, has_price: bool)
     """A mitigation with its change, and what it costs."""
     change = f"{row['mitigation']} {_change(row, metric, comparison.metrics[metric])}"
     prices = [f"final loss {_change(row, 'final_loss', comparison.metrics['final_loss'])}"] if has_price else []
-    if has_price and not np.isnan(row.get("step_time", np.nan)):
-        prices.append(f"step time x{value_words(row, 'step_time')}")
+    if has_price and TIME in comparison.metrics and is_timed(row):
+        prices.append(f"step time x{value_words(row, TIME)}{_interval(row, TIME, TIME)}")
     return f"{change} ({', '.join(prices)})" if prices else change
 
 

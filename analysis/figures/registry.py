@@ -22,6 +22,7 @@ from analysis.figures.labels import labelled
 from analysis.measures import metrics
 from analysis.measures.mitigations import Comparison, compare
 from analysis.measures.outcomes import outcomes_and_notes
+from analysis.measures.quality import without_policies
 from analysis.reading.open_sweep import TAKEN, events_of, open_with_packs
 from analysis.reading.searches import History, read_searches
 from analysis.reading.selection import with_company
@@ -72,8 +73,8 @@ class Results:
 
     @cached_property
     def sensitivity(self) -> pd.DataFrame:
-        """`metrics.lr_sensitivity`."""
-        return metrics.lr_sensitivity(self.sweep)
+        """`metrics.lr_sensitivity`; of no policies, whose validation loss is not what they are trained for."""
+        return metrics.lr_sensitivity(without_policies(self.sweep))
 
     @property
     def guard_signals(self) -> list[str]:

@@ -33,6 +33,7 @@ LAYER_RATIO = 3.0
 SCALE_RATIO = 2.5  # of the loss scale, which by itself doubles or halves
 SLACK = 1.02  # beyond a bound, for rounding
 STILL = 1e-5  # of the weights' norm: less is no move
+OWN_MOVE = 10.0  # times the usual move of the weights' norm in the user's own loop
 AT_REST = {  # anomaly -> the signals that say whether an array changed while nothing may write to it
     "weights check": ("weights_changed",),
     "moments check": ("moment_1_changed", "moment_2_changed"),
@@ -56,6 +57,7 @@ class TrialSignals:
     golden: np.ndarray | None = field(
         default=None, repr=False
     )  # loss of the same run undisturbed [steps], if there is one
+    loss_unit: str = "nat/token"  # "" for a loss without one
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A signal up to the last step that was trained."""
@@ -100,13 +102,13 @@ class TrialSignals:
 
     @cached_property
     def moment_check(self) -> np.ndarray:
-        """|v_t| over its upper bound; or minus its lower bound over |v_t|, if that is larger; 0: not known [steps]."""
+        """|v_t| over its upper bound; or minus its lower bound over |v_t|, if larger; NaN: not known [steps]."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return _moment_check(self)
 
     @cached_property
     def weight_check(self) -> np.ndarray:
-        """By how many norms of its update the weights' norm has moved; 0: not known [steps]."""
+        """By how many norms of its update the weights' norm has moved; NaN: not known [steps]."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return _weight_check(self)
 
@@ -139,7 +141,7 @@ def _oddities(run: TrialSignals) -> dict[str, np.ndarray]:
         "learning_rate": _wrong_rate(run),
         "loss_scale": _moved(scale, SCALE_RATIO),
         "second_moment_norm check": np.abs(run.moment_check) > SLACK,
-        "param_norm check": run.weight_check > SLACK,
+        "param_norm check": (run.weight_check > SLACK) & (run.setup is not None and not run.setup.is_own),
     }
     for name in ("activation_rms", "attention_logit_max"):
         layers = [_odd(np.log(np.abs(layer)), np.log(LAYER_RATIO)) for layer in run[name].T]
@@ -170,12 +172,12 @@ def _moved(values: np.ndarray, ratio: float) -> np.ndarray:
 
 
 def _moment_check(run: TrialSignals) -> np.ndarray:
-    """Whether Adam's second moment follows from the one before and the gradient, [steps]; 0 where that is not known.
+    """Whether Adam's second moment follows from the one before and the gradient, [steps]; NaN where that is not known.
 
     Its norm lies between beta2 times the one before and that plus (1 - beta2) times the squared gradient norm. The
     ratio to the upper bound, or minus that of the lower one to it, whichever is larger: beyond 1 it cannot be.
     """
-    found, norm, setup = np.zeros(run.steps), run["second_moment_norm"], run.setup
+    found, norm, setup = np.full(run.steps, np.nan), run["second_moment_norm"], run.setup
     if setup is None or not setup.is_adam:
         return found
     gradient = run["grad_norm"]
@@ -186,16 +188,23 @@ def _moment_check(run: TrialSignals) -> np.ndarray:
     found[1:] = np.where(above >= below, above, -below)
     is_known = (low > 0) & (norm[1:] > 0) & np.isfinite(gradient[1:]) & ~np.isnan(found[1:])
     is_known &= run.taken[1 : run.steps]
-    found[1:] = np.where(is_known, found[1:], 0)
+    found[1:] = np.where(is_known, found[1:], np.nan)
     return found
 
 
 def _weight_check(run: TrialSignals) -> np.ndarray:
-    found, norm, setup = np.zeros(run.steps), run["param_norm"], run.setup
+    """By how many norms of its update the weights' norm has moved, [steps]; NaN where that is not known.
+
+    The user's own loop may clamp its weights or add some at any step: there only a move of `OWN_MOVE` times the usual
+    counts, and it is evidence, but no sign of an incident by itself.
+    """
+    found, norm, setup = np.full(run.steps, np.nan), run["param_norm"], run.setup
     if setup is None:
         return found
     moved = np.abs(np.diff(norm))
     update = run["update_rms"][1:] * setup.weights**0.5
     found[1:] = np.where(np.isinf(norm[1:]), np.inf, np.where(moved < STILL * norm[:-1], 0, moved / update))
-    found[1:] = np.where(np.isnan(found[1:]) | ~np.isfinite(norm[:-1]), 0, found[1:])
+    found[1:] = np.where(np.isfinite(norm[:-1]), found[1:], np.nan)
+    if setup.is_own:
+        found[1:] = np.where(moved > OWN_MOVE * usual(moved)[0], found[1:], np.nan)
     return found

@@ -2,7 +2,8 @@
 
 Each rule is a function that says why, in a sentence with the numbers, or nothing. They stand in the order in which they
 are asked: what fails a consistency check comes before what is merely unusual, and what is in the data before what
-is in a gradient, since a gradient follows from its data. The fault of a trial is looked at nowhere.
+is in a gradient, since a gradient follows from its data. The fault of a trial is looked at nowhere. A rule that
+takes for granted that the batch was ordinary, or that a check held, tells no cause where that was not seen (`NEEDS`).
 
 | cause | rule |
 |---|---|
@@ -23,7 +24,7 @@ is in a gradient, since a gradient follows from its data. The fault of a trial i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +75,20 @@ def cause_of(evidence: Evidence) -> Finding:
     """The first cause whose rule holds; `UNKNOWN` if none does."""
     for cause, rule in RULES:
         if reason := rule(evidence):
-            return Finding(cause, reason)
+            needs = NEEDS.get(rule, ())
+            unseen = [need for need in needs if not need.is_seen(evidence)]
+            if unseen:
+                granted = " and ".join(need.granted for need in unseen)
+                missing = " and ".join(need.missing for need in unseen)
+                return Finding(UNKNOWN, f"{reason} The cause would be {cause}, if {granted}; but {missing}.")
+            return Finding(cause, " ".join([reason, *(need.told for need in needs if need.told)]))
+    checks = {
+        "the batches": evidence.is_batch_seen,
+        "the bounds of the second moment": not np.isnan(evidence.moment_check),
+        "the rate of the schedule": not np.isnan(evidence.rate_ratio),
+    }
+    if unknown := [what for what, is_seen in checks.items() if not is_seen]:
+        return Finding(UNKNOWN, f"no rule holds for what was seen. Not seen: {', '.join(unknown)}.")
     return Finding(
         UNKNOWN, "no rule holds: every consistency check holds, batch and rate are usual, and no jump stands alone."
     )
@@ -115,7 +129,7 @@ def _changed(name: str, words: str) -> Rule:
 
 
 def _moment_check(e: Evidence) -> str | None:
-    if abs(e.moment_check) <= SLACK:
+    if not abs(e.moment_check) > SLACK:
         return None
     much = f"{abs(e.moment_check):.3g} times"
     what = (
@@ -205,33 +219,39 @@ def _blamed_weight(e: Evidence) -> str | None:
     )
 
 
-def _format(e: Evidence) -> str | None:
+def _scale_jump(e: Evidence) -> str | None:
     if not e.precision.startswith(HALF):
         return None
     if e.scale_ratio > SCALE_RATIO:
         return f"the loss scale rose by {e.scale_ratio:.3g} times in one step, to {e.scale:.3g}: gradients overflow."
+    return None
+
+
+def _format(e: Evidence) -> str | None:
+    if not e.precision.startswith(HALF):
+        return None
     if not e.is_activation_finite:
         where = f"block {e.activation_layer}"
-        return f"activations of {where} are not finite in {e.precision}, while weights and batch are ordinary."
+        return f"activations of {where} are not finite in {e.precision}."
     if not e.is_loss_finite:
-        return f"the loss is not finite in {e.precision}, while weights and batch are ordinary."
+        return f"the loss is not finite in {e.precision}."
     return None
 
 
 def _broken_gradient(e: Evidence) -> str | None:
-    if e.is_loss_finite and not e.is_norm_finite:
-        return "the gradient is not finite, while the loss of the same step is."
-    if not e.is_loss_finite:
-        return "the forward pass of one step is not finite in a format that does not overflow, and the weights are."
-    return None
+    return None if e.is_norm_finite or not e.is_loss_finite else "the gradient is not finite, but the loss is."
+
+
+def _broken_forward(e: Evidence) -> str | None:
+    return None if e.is_loss_finite else "the forward pass of one step has a result that is not finite."
 
 
 def _loss_stays(e: Evidence) -> str | None:
     if not (e.loss_rise > Thresholds.loss_jump and "loss" in e.odd and e.last_steps >= Thresholds.stays):
         return None
     return (
-        f"the loss jumped by {e.loss_rise:.2f} nat at once on an ordinary batch and was high at {e.last_steps} of "
-        "the next 20 steps: the weights that gave it are not those that were learned."
+        f"the loss jumped by {_nat(e)} at once and was high at {e.last_steps} of the next 20 steps, as "
+        "if its weights were not those that were learned."
     )
 
 
@@ -239,9 +259,7 @@ def _grown_update(e: Evidence) -> str | None:
     if not (e.update_ratio > Thresholds.update and e.norm_ratio < Thresholds.ordinary_norm and e.is_norm_finite):
         return None
     numbers = f"{_times(e.update_ratio)} the usual at this rate, the gradient {e.norm_ratio:.2g} times its own"
-    return (
-        f"the update is {numbers}, and the second moment is sound: the mean of gradients is not that of what was seen."
-    )
+    return f"the update is {numbers}, as if the mean of gradients were not that of the gradients seen."
 
 
 def _mended_moment(e: Evidence) -> str | None:
@@ -270,15 +288,16 @@ def _jumped_gradient(e: Evidence) -> str | None:
     is_odd = e.norm_ratio > Thresholds.jump or e.norm_ratio < 1 / Thresholds.jump
     if not (is_odd and "grad_norm" in e.odd and e.odd_steps <= Thresholds.brief):
         return None
-    beside = f"while the loss was {e.loss_rise:+.2f} nat from its usual and the batch was ordinary"
-    return f"the gradient norm is {_times(e.norm_ratio)} its usual at {e.odd_steps} of 20 steps, {beside}."
+    plus = "+" if e.loss_rise >= 0 else ""
+    loss = f", and the loss {plus}{_nat(e)} from its own" if np.isfinite(e.loss_rise) else ""
+    return f"the gradient norm is {_times(e.norm_ratio)} its usual at {e.odd_steps} of 20 steps{loss}."
 
 
 def _jumped_forward(e: Evidence) -> str | None:
     is_jump = {"loss", "activation_rms", "attention_logit_max"} & set(e.odd)
     if not (is_jump and e.odd_steps <= Thresholds.brief):
         return None
-    return f"{', '.join(sorted(is_jump))} jumped at one step, on an ordinary batch, and came back with the next ones."
+    return f"{', '.join(sorted(is_jump))} jumped at one step, and came back with the next ones."
 
 
 def _unstable(e: Evidence) -> str | None:
@@ -288,6 +307,12 @@ def _unstable(e: Evidence) -> str | None:
     return (
         f"no step stands out, nothing is broken, and the weights moved by {numbers}: the run is beyond its stable rate."
     )
+
+
+def _nat(e: Evidence) -> str:
+    """The rise of the loss, with its unit."""
+    value = f"{e.loss_rise:.2f}" if abs(e.loss_rise) < 1e4 else f"{e.loss_rise:.3g}"
+    return f"{value} {e.loss_unit.removesuffix('/token')}".strip()
 
 
 def _times(ratio: float) -> str:
@@ -311,8 +336,10 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (UNKNOWN, _one_text),
     (WEIGHT, _blamed_weight),
     (FORMAT, _overflowed),
+    (FORMAT, _scale_jump),
     (FORMAT, _format),
     (GRADIENT, _broken_gradient),
+    (GRADIENT, _broken_forward),
     (WEIGHT, _loss_stays),
     (STALE, _lagging_moment),
     (STALE, _mended_moment),
@@ -322,3 +349,47 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (RATE, _unstable),
 )
 """In the order in which they are asked."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a rule takes for granted: how it is known to be seen, and the words for each case."""
+
+    is_seen: Callable[[Evidence], bool]
+    told: str  # where it was seen, if that is worth a sentence
+    granted: str  # after "if", where it was not
+    missing: str  # after "but"
+
+
+BATCH = Need(
+    lambda e: e.is_batch_seen, "The batch was ordinary.", "the batch were ordinary", "the batches were not seen"
+)
+WEIGHTS = Need(
+    lambda e: e.is_weight_norm_finite,
+    "The norm of the weights was finite after the step before.",
+    "the weights were finite before",
+    "their norm was not measured then",
+)
+MOMENT_CHECK = Need(
+    lambda e: not np.isnan(e.moment_check),
+    "The second moment is within its bounds.",
+    "the second moment were within its bounds",
+    "no such check can be made of this optimizer",
+)
+MOMENT = Need(
+    lambda e: e.has_second_moment,
+    "",
+    "the optimizer divided by a second moment",
+    "none was measured",
+)
+NEEDS: Mapping[Rule, tuple[Need, ...]] = {
+    _format: (BATCH,),
+    _broken_forward: (BATCH, WEIGHTS),
+    _loss_stays: (BATCH,),
+    _lagging_moment: (BATCH, MOMENT),
+    _grown_update: (MOMENT_CHECK,),
+    _jumped_gradient: (BATCH,),
+    _jumped_forward: (BATCH,),
+    _unstable: (BATCH,),
+}
+"""Rule -> what it needs; rules that are not listed rest on the evidence that they name."""

@@ -49,8 +49,10 @@ class Evidence:
     pace: float  # share of their own norm by which the weights moved at a step shortly before
     update_ratio: float  # of the update's root mean square, over the rate, to its median before
     update_kept: float  # share of such a jump that is left `LATER`, over that which a mean of gradients keeps
-    moment_check: float  # of the second moment: times its upper bound, or minus its lower bound over it
-    weight_check: float  # by how many norms of its update the weights' norm has moved
+    moment_check: float  # of the second moment: times its upper bound, or minus its lower bound over it; NaN: not made
+    weight_check: float  # by how many norms of its update the weights' norm has moved; NaN: not made
+    is_weight_norm_finite: bool  # after the step before; False where it was not measured
+    has_second_moment: bool  # whether its norm was measured
     changed: tuple[str, ...]  # of `weights`, `moment_1`, `moment_2`: those that the step found changed at its update
     activation_ratio: float  # of the layer in which it is largest
     activation_layer: int
@@ -60,6 +62,7 @@ class Evidence:
     precision: str
     odd_steps: int  # of the next 20 at which loss or gradient norm is odd
     last_steps: int  # of these at which the loss is
+    is_batch_seen: bool = False  # whether the batches could be made again
     rarity: float | None = None  # mean surprise of the onset's batch, nat/token
     rarity_sigma: float | None = None
     usual_rarity: float | None = None
@@ -72,6 +75,7 @@ class Evidence:
     batch: str = ""  # of `odd_batches`, where those of the whole run told of the incident
     verdict: str = ""  # of the steps that were run again, where a playbook has had that done
     is_loss_again: bool = False  # the loss came out the same then, and the gradient norm another
+    loss_unit: str = "nat/token"  # "" for none
     rerun_before: int = 0  # steps before it from which it had to be run again, for that
     provenance: Mapping[str, str] = field(default_factory=dict)  # where the first non-finite value arose, if stored
 
@@ -134,8 +138,9 @@ def evidence_of(
     batches = {} if reading is None else _batches(reading, begin)
     verdict, is_loss_again, before = _verdict(incident)
     if verdict in REPAIRED:  # the signals are those of the steps as they were run again
-        numbers |= {"moment_check": 0.0, "weight_check": 0.0, "changed": ()}
+        numbers |= {"moment_check": np.nan, "weight_check": np.nan, "changed": ()}
     told: dict[str, Any] = {"verdict": verdict, "is_loss_again": is_loss_again, "rerun_before": before}
+    told["loss_unit"] = run.loss_unit
     told["batch"] = incident.batches[0][1] if incident.batches else ""
     return Evidence(begin, odd, **numbers, **batches, **told, provenance=known or {})
 
@@ -186,6 +191,8 @@ def _numbers(run: TrialSignals, begin: int) -> dict[str, Any]:
         "update_kept": _kept(run, begin, speed),
         "moment_check": float(run.moment_check[begin]),
         "weight_check": float(run.weight_check[begin]),
+        "is_weight_norm_finite": bool(begin > 0 and np.isfinite(run["param_norm"][before])),
+        "has_second_moment": bool(run["second_moment_norm"][before] > 0),
         "changed": tuple(name for name in ARRAYS if run.has_changed(f"{name}_changed")[begin]),
         "activation_ratio": activation,
         "activation_layer": layer,
@@ -247,4 +254,5 @@ def _batches(reading: BatchReader, begin: int) -> dict[str, Any]:
     bad = tuple(int(step) for step in begin + np.flatnonzero(is_bad))
     before = [is_stretch(reading, batches[step]) for step in near if step < begin]
     stretches = is_stretch(reading, batches[begin]) and sum(before) <= MOST_AGAIN * len(before)
-    return {**found, "same_as": same[-1] if same else None, "is_stretch": stretches, "bad_batches": bad}
+    found |= {"same_as": same[-1] if same else None, "is_stretch": stretches, "bad_batches": bad}
+    return {**found, "is_batch_seen": True}

@@ -37,6 +37,7 @@ from analysis.measures.anomalies import TrialSignals
 from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, carried, measured, taken
 from analysis.measures.symptoms import Symptom, of_run
 from analysis.reading.incident_log import Act, Logged, number
+from analysis.reading.loss_words import unit
 from analysis.reading.padding import cut, own_sizes
 from analysis.reading.selection import selected, with_company
 
@@ -220,6 +221,7 @@ def _block(
             str(outcome[row]),
             setups.get(str(trial)),
             golden.get(twins[row]) if has_twin[row] else None,
+            unit(sweep),
         )
         for row, trial in enumerate(part["trial"].values)
     ]

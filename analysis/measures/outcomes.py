@@ -137,8 +137,10 @@ def outcomes_and_notes(sweep: xr.Dataset) -> tuple[xr.Dataset, list[str]]:
         "visible_steps": (table["hidden"] - trials.begin).where(was_hidden | is_silent).to_numpy(),
         "idle": trials.is_idle,
     }
+    in_loss = {"units": sweep["loss"].attrs["units"]}
     coordinates = {
-        name: xr.Variable("trial", values[name], {"long_name": text} | units) for name, (text, units) in JUDGED.items()
+        name: xr.Variable("trial", values[name], {"long_name": text} | (in_loss if units is IN_NAT else units))
+        for name, (text, units) in JUDGED.items()
     }
     return sweep.assign_coords(coordinates), weaknesses(sweep, trials, envelope)
 

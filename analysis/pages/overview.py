@@ -13,6 +13,7 @@ from analysis.figures.labels import labelled_sweep
 from analysis.measures.outcomes import JUDGED
 from analysis.pages.plain import numbers, shown
 from analysis.reading.finals import FINALS
+from analysis.reading.loss_words import USUAL_NAME
 from analysis.reading.open_sweep import RESULTS
 from harness.config import NO_FAULT
 
@@ -35,7 +36,8 @@ def columns_of(sweep: xr.Dataset, **more: np.ndarray) -> dict[str, Any]:
     known |= {name: (values, {}) for name, values in more.items()}
     for name, (values, attributes) in known.items():
         if name not in LEFT_OUT and _is_told(name, values):
-            columns[name] = _column(name, values, attributes)
+            of_loss = sweep["loss"].attrs if name in ("final_loss", "latest_loss") else attributes
+            columns[name] = _column(name, values, of_loss)
     ids, golden = (sweep[name].values.tolist() for name in ("trial", "golden"))
     place = {trial: number for number, trial in enumerate(ids)}
     return {
@@ -77,6 +79,9 @@ def _is_told(name: str, values: np.ndarray) -> bool:
 
 def _column(name: str, values: np.ndarray, attributes: Mapping[str, Any]) -> dict[str, Any]:
     label = {"latest_loss": "latest loss", "final_loss": "final loss", "final_validation_loss": "final validation loss"}
+    if name in ("latest_loss", "final_loss") and attributes["long_name"] != USUAL_NAME:
+        when = {"latest_loss": "at its latest step", "final_loss": "at the end"}[name]
+        label[name] = f"{attributes['long_name']} {when}"
     unit = attributes.get("units", "nat/token" if name in label else "1")
     about = {
         "label": label.get(name, name.replace("_", " ")),

@@ -200,7 +200,11 @@ def _deviation(sweep: xr.Dataset, row: int, golden: int, detail: Detail) -> dict
     loss = sweep.variables["loss"].values.astype("float64")
     begin = int(np.nan_to_num(numbers_of(sweep, "fault_start", 0))[row])
     values = deviations(loss[row : row + 1], loss[golden : golden + 1], begin)[0]
-    return {"unit": "nat/token", "name": "loss less that of the golden twin", **curve(values, detail.first)}
+    return {
+        "unit": shown(sweep["loss"].attrs["units"]),
+        "name": "loss less that of the golden twin",
+        **curve(values, detail.first),
+    }
 
 
 # --- words -------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from dask.delayed import delayed
 from analysis.reading.acted import Acting, acting
 from analysis.reading.finals import FINALS
 from analysis.reading.levels import ABSENT, column, is_set, varies
+from analysis.reading.loss_words import final_name, loss_attributes
 from analysis.reading.provenances import NAMES as PROVENANCES
 from analysis.reading.provenances import provenance_variables
 from analysis.reading.stored_variables import stored_variables
@@ -142,6 +143,8 @@ def dataset_of(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Data
     for dim in ("step", "layer", "segment", *(["rank"] if "rank" in sizes else [])):
         coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
     provenance = {name: _distinct(pack.attributes[name] for pack in packs) for name in ("corpus", "environment")}
+    loss = loss_attributes(trial.of("trials", {}) for trial in trials)
+    variables["loss"].attrs = {**variables["loss"].attrs, **loss}
     return _with_finals(xr.Dataset(variables, coordinates, {**attributes, **provenance}))
 
 
@@ -151,7 +154,10 @@ def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
     for name, (long_name, final) in FINALS.items():
         values = delayed(lambda final=final: final(sweep).values, name=f"{name}-{uuid.uuid4().hex}")()
         lazy = dask.array.from_delayed(values, (sweep.sizes["trial"],), np.float64)
-        finals[name] = xr.Variable("trial", lazy, {"units": "nat/token", "long_name": long_name})
+        attributes = {"units": "nat/token", "long_name": long_name}
+        if name == "final_loss":
+            attributes = {"units": sweep["loss"].attrs["units"], "long_name": final_name(sweep)}
+        finals[name] = xr.Variable("trial", lazy, attributes)
     return sweep.assign(finals)
 
 

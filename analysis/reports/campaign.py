@@ -13,10 +13,12 @@ import xarray as xr
 
 from analysis.figures.labels import labelled_sweep
 from analysis.figures.registry import Needs, Results
+from analysis.measures.incidents import LEFT
 from analysis.measures.judged_faults import site_labels
 from analysis.measures.outcomes import IDLE, OUTCOMES, SILENT, UNJUDGED, VISIBLE
 from analysis.measures.statistics import rates, studied, wilson_interval
 from analysis.pages.static_page import write_trials
+from analysis.reading.loss_words import unit
 from analysis.reading.open_sweep import UNFINISHED, open_with_packs
 from analysis.reading.selection import with_company
 from analysis.reports.report import Picture, save_figures, with_losses, write_page
@@ -33,6 +35,7 @@ class CampaignReport:
 
     html: Path
     table: pd.DataFrame
+    meanings: list[str]  # of words in the table
     notes: list[str]
     pictures: list[Picture]
     trials: Path  # the page of all trials beside it
@@ -58,9 +61,10 @@ def write_campaign(out: Path | str, wheres: Sequence[str] = ()) -> CampaignRepor
     pictures = save_figures(results, out, Needs.OUTCOMES)
     texts = in_words(table)
     rows = {"heading": list(texts.columns), "rows": texts.to_numpy().tolist()}
-    html = write_page("campaign", folder, sweep, notes=notes, table=rows, pictures=pictures)
+    meant = meanings(results.judged)
+    html = write_page("campaign", folder, sweep, notes=notes, meanings=meant, table=rows, pictures=pictures)
     trials = write_trials(out) if wheres else write_trials(out, results.judged, packs)
-    return CampaignReport(out / html, texts, notes, pictures, trials)
+    return CampaignReport(out / html, texts, meant, notes, pictures, trials)
 
 
 def site_table(judged: xr.Dataset) -> pd.DataFrame:
@@ -105,6 +109,25 @@ def in_words(table: pd.DataFrame) -> pd.DataFrame:
     pairs = zip(table["zeros"], table["known_zeros"], strict=True)
     zeros = [f"{number / known:.0%} of {known}" if known else "-" for number, known in pairs]
     return texts.assign(zeros=zeros, idle=table[IDLE])
+
+
+def meanings(judged: xr.Dataset) -> list[str]:
+    """What words of the table mean, with the limits that hold here."""
+    limits = judged["envelope_final"].values
+    limits = limits[np.isfinite(limits)]
+    units = unit(judged)
+    span = f" (here {_span(limits.min(), limits.max(), units)})" if len(limits) else ""
+    return [
+        f"Lingering: the loss ended farther from its golden twin than one changed last bit drives clean runs{span}. "
+        f"That need not hurt; an incident that is called lingering left more than {LEFT:g} nat/token.",
+        "Zeros: share of the faults that struck a number that was zero in the fault's format, of those of which it is "
+        "known.",
+    ]
+
+
+def _span(low: float, high: float, units: str) -> str:
+    between = f"{low:.1g}" if f"{low:.1g}" == f"{high:.1g}" else f"{low:.1g} to {high:.1g}"
+    return f"{between} {units}".rstrip()
 
 
 def _remarks(table: pd.DataFrame) -> list[str]:

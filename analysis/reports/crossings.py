@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.again.batches import BatchReader
+from analysis.again.batches import BatchesUnseen, BatchReader
 from analysis.again.crossing import DATA, STATE, Crossed, crossed
 from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.anomalies import TrialSignals
@@ -92,7 +92,7 @@ def told_crossings(out: Path, most: int, data: Path | None = None, wheres: Seque
         try:
             found = test.of(run, other)
         except ConfigError as error:
-            left_out[run.trial] = str(error.reasons[0])
+            left_out[run.trial] = _why(error)
             continue
         if found is None:
             left_out[run.trial] = "its batches show no incident"
@@ -102,6 +102,12 @@ def told_crossings(out: Path, most: int, data: Path | None = None, wheres: Seque
         return ["No incident: there is nothing to cross."]
     lines = table_lines(pd.DataFrame(rows)) if rows else []
     return [*lines, *(f"{trial} left out: {why}" for trial, why in left_out.items()), *_summed(rows)]
+
+
+def _why(error: ConfigError) -> str:
+    if isinstance(error, BatchesUnseen):
+        return f"its batches cannot be made again: {error.sentence}"
+    return str(error.reasons[0])
 
 
 def _row(trial: str, other: str, found: Crossed, truth: tuple[str, str]) -> dict[str, object]:

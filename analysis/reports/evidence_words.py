@@ -32,7 +32,12 @@ def measured_rows(evidence: Evidence) -> list[list[Any]]:
     norm = e.norm_ratio if e.is_norm_finite else np.inf
     rows: list[tuple[str, float, str, str]] = [
         ("learning rate", e.rate_ratio, "times that of the schedule", "1"),
-        ("rise of the loss", e.loss_rise if e.is_loss_finite else np.inf, "nat/token over its median", "about 0"),
+        (
+            "rise of the loss",
+            e.loss_rise if e.is_loss_finite else np.inf,
+            f"{e.loss_unit} over its median".strip(),
+            "about 0",
+        ),
         ("gradient norm before clipping", norm, "times its median of the steps before", "about 1"),
         ("update, rms over the rate", e.update_ratio, "times its median of the steps before", "about 1"),
         (
@@ -43,10 +48,12 @@ def measured_rows(evidence: Evidence) -> list[list[Any]]:
         ),
         ("change of the weights' norm", e.weight_check, "norms of the update", "at most 1"),
         (
-            "second moment",
-            e.moment_check,
-            "times the most that gradient and last value allow; negative: the least of it over it",
-            "-1 to 1",
+            "norm of the second moment" if e.moment_check >= 0 else "least the second moment's norm may be",
+            abs(e.moment_check),
+            "times the most that its last value and this gradient allow"
+            if e.moment_check >= 0
+            else "times what it is, by its last value",
+            "at most 1",
         ),
         ("largest activation of a block", e.activation_ratio, "times its median of the steps before", "about 1"),
     ]

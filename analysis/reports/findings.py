@@ -10,11 +10,14 @@ import pandas as pd
 import xarray as xr
 
 from analysis.measures import metrics
+from analysis.measures.quality import are_policies
 from analysis.reading.acted import BASELINE, idle_note
 from analysis.reading.levels import word
+from analysis.reading.loss_words import unit
 from analysis.reading.open_sweep import UNFINISHED
 from harness.basics.printing import count
 
+MOST_QUALITIES = 4  # that a sentence names
 MOST_MITIGATIONS = 3  # with more of them, sentences say what holds for all, and the tables the rest
 
 
@@ -35,7 +38,9 @@ def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) ->
     lines += [note] if (note := idle_note(ds)) else []
     lines += left_out_lines(ds)
     if ds.sizes["trial"]:
-        lines += _clean_lines(ds) + sensitivity_lines(sensitivity) + fault_lines(faults)
+        lines += _clean_lines(ds)
+        lines += [] if are_policies(ds) else sensitivity_lines(sensitivity)
+        lines += fault_lines(faults, unit(ds))
     return lines
 
 
@@ -134,10 +139,10 @@ def _value(row: pd.Series) -> str:
     return f"{row['sensitivity']:.2f}{interval}"
 
 
-def fault_lines(table: pd.DataFrame) -> list[str]:
-    """A sentence a fault and mitigation, or, if there are many mitigations, a fault."""
+def fault_lines(table: pd.DataFrame, units: str = "nat/token") -> list[str]:
+    """A sentence a fault and mitigation, or, if there are many mitigations, a fault; `units` are those of the loss."""
     if table["mitigation"].nunique() <= MOST_MITIGATIONS:
-        return [_fault_line(row, f"mitigation {row.mitigation}") for row in table.itertuples()]
+        return [_fault_line(row, f"mitigation {row.mitigation}", units) for row in table.itertuples()]
     lines = []
     for _, group in table.groupby("fault", sort=True):
         total = group.iloc[0].copy()
@@ -146,21 +151,48 @@ def fault_lines(table: pd.DataFrame) -> list[str]:
         total["outcomes"] = {UNFINISHED: sum(outcomes.get(UNFINISHED, 0) for outcomes in group["outcomes"])}
         worst = group.sort_values("worst_deviation", kind="stable", na_position="first").iloc[-1]
         total[["worst_deviation", "worst_trial"]] = worst[["worst_deviation", "worst_trial"]]
-        lines.append(_fault_line(total, f"{len(group)} mitigations"))
+        lines.append(_fault_line(total, f"{len(group)} mitigations", units))
     return lines
 
 
-def _fault_line(row: Any, mitigation: str) -> str:
+def _fault_line(row: Any, mitigation: str, units: str) -> str:
     moved = f"{row.moved} of {row.with_twin} trials moved away from their golden twin"
     parts = [moved if row.with_twin else "no finished trial with a golden twin, so what it did cannot be told"]
-    if not np.isnan(row.worst_deviation):
-        size = f"{row.worst_deviation:+.2f}" if row.worst_deviation < 1e6 else f"{row.worst_deviation:+.2g}"
-        parts.append(f"the worst by {size} nat/token")
+    parts += worst_and_lost(row.worst_deviation, row.lost, row.with_twin, units)
     others = {
-        "became non-finite, unlike the twin": row.lost,
         "never fired": row.never_fired,
         "fired without effect": row.without_effect,
         UNFINISHED: row.outcomes.get(UNFINISHED, 0),
     }
     parts += [f"{number} {what}" for what, number in others.items() if number]
     return f"Fault {row.fault}, {mitigation}: {'; '.join(parts)}."
+
+
+def worst_and_lost(worst: float, lost: int, total: int, units: str = "nat/token") -> list[str]:
+    """How far faults moved a loss, in words: `worst` (in `units`) of those that stayed finite, and the `lost` ones."""
+    parts = []
+    if not np.isnan(worst) and lost < total:
+        size = f"{worst:+.2f}" if abs(worst) < 1e6 else f"{worst:+.2g}"
+        parts.append(f"the worst{' of those that stayed finite' if lost else ''} by {size} {units}".rstrip())
+    if lost:
+        parts.append(f"{f'all {lost}' if lost == total > 1 else lost} became non-finite, unlike the twin")
+    return parts
+
+
+def quality_lines(table: pd.DataFrame) -> list[str]:
+    """A sentence on where the quality of policies ended, by what was varied; `table` is `final_quality`."""
+    known = table[table["quality"].notna()].sort_values("quality", ascending=False, kind="stable")
+    if known.empty:
+        return ["No policy has ended with a quality."] if len(table) else []
+    shown = known if len(known) <= MOST_QUALITIES else known.iloc[[0, -1]]
+    values = "; ".join(f"{row.under}: {row.quality:.3g}{_interval(row)}{_lost(row)}" for row in shown.itertuples())
+    of = "" if len(known) <= MOST_QUALITIES else f" of {len(known)} combinations, the highest and the lowest"
+    return [f"Mean quality at the end{of}: {values}."]
+
+
+def _interval(row: Any) -> str:
+    return "" if np.isnan(row.low) else f" [{row.low:.3g}, {row.high:.3g}]"
+
+
+def _lost(row: Any) -> str:
+    return f" ({row.lost} more became non-finite)" if row.lost else ""

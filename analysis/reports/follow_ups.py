@@ -12,6 +12,8 @@ import pandas as pd
 from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import FORMAT, GRADIENT, RARE, RATE, REPETITION, STALE, UNKNOWN, WEIGHT
 from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
+from analysis.reading.loss_words import with_unit
+from harness.basics.printing import count
 from harness.objectives.outcome import ENDED_BADLY
 from harness.storage.stored import PackInfo
 
@@ -27,7 +29,9 @@ SUGGESTED = {
     UNKNOWN: ("zclip", "clip_1"),
 }
 """Mitigations that act on a cause, to be tried where the sweep has not."""
-COLUMNS = ("under", "trial", "outcome", "peak of the loss [nat/token]", "final loss [nat/token]", "steps lost")
+MOST_NAMED = 5
+LOSSES = ("peak of the loss", "final loss")
+COLUMNS = ("under", "trial", "outcome", "peak of the loss", "final loss", "steps lost")
 
 
 def relatives(packs: Iterable[PackInfo], trial: str) -> dict[str, str]:
@@ -39,12 +43,23 @@ def relatives(packs: Iterable[PackInfo], trial: str) -> dict[str, str]:
     if trial not in configs:
         return {}
     own = _flat(configs[trial])
-    found = {}
-    for name, config in configs.items():
-        other = _flat(config)
-        if name == trial or any(own.get(key) != other.get(key) for key in _same_keys(own, other)):
-            continue
-        found[name] = _differences(own, other)
+    flat = {name: _flat(config) for name, config in configs.items()}
+    near = {
+        name: other
+        for name, other in flat.items()
+        if not any(own.get(key) != other.get(key) for key in _same_keys(own, other))
+    }
+    varied = _varied(near.values())
+    return {name: _differences(own, other, varied) for name, other in near.items() if name != trial}
+
+
+def _varied(configs: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The keys that differ under the same mitigation and playbook, so that they do not come with either."""
+    groups: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+    found: set[str] = set()
+    for config in configs:
+        first = groups.setdefault((config.get("mitigation"), config.get("playbook.name")), config)
+        found |= {key for key in config.keys() | first.keys() if config.get(key) != first.get(key)}
     return found
 
 
@@ -61,14 +76,15 @@ def _same_keys(*configs: Mapping[str, Any]) -> set[str]:
     return {key for key in keys if key in SAME or key.partition(".")[0] in SAME}
 
 
-def _differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _differences(own: Mapping[str, Any], other: Mapping[str, Any], varied: set[str]) -> str:
     """The mitigation, and whatever else is not as in the trial itself and does not come with a mitigation."""
     named = [f"mitigation={other['mitigation']}"] if own.get("mitigation") != other.get("mitigation") else []
     playbooks = [config.get("playbook.name", "none") for config in (own, other)]
     named += [f"playbook={playbooks[1]}"] if playbooks[0] != playbooks[1] else []
     keys = [key for key in other if own.get(key) != other[key] and key != "mitigation"]
     if named:  # what comes with a mitigation or a playbook needs no words
-        keys = [key for key in keys if key.split(".")[0] == "detect" and playbooks[0] == playbooks[1]]
+        watched = [key for key in keys if key.split(".")[0] == "detect" and playbooks[0] == playbooks[1]]
+        keys = [key for key in keys if key in watched or key in varied]
     gone = [key for key in own if key.split(".")[0] == "detect" and key not in other and playbooks[0] == playbooks[1]]
     words = [*named, *(f"{key}={json.dumps(other[key])}" for key in sorted(keys))]
     return " ".join([*words, *(f"without {key}" for key in gone)]) or "the same"
@@ -96,9 +112,21 @@ def followed(folder: SweepFolder, incident: Incident) -> tuple[list[str], pd.Dat
         rows.append(dict(zip(COLUMNS, (under, run.trial, words, peak, float(final), lost), strict=True)))
         ranks.append((outcome, lost))
     table = pd.DataFrame(rows, columns=list(COLUMNS))
+    table = table.rename(columns={name: with_unit(sweep, name) for name in LOSSES})
     better = [number for number in range(1, len(rows)) if ranks[number] < ranks[0]]
     best = sorted(better, key=lambda number: (ranks[number], rows[number]["under"]))
+    cheaper = [number for number in best if ranks[number][1] <= ranks[0][1]]
+    dearer = [number for number in best if number not in cheaper]
+    of = f"of {len(kept)} other trials with the same fault and seed"
     if not best:
-        return [f"None of {len(kept)} other trials with the same fault and seed fared better."], table
-    said = [f"{rows[n]['under']}: {rows[n]['outcome']}, {rows[n]['steps lost']} steps lost." for n in best[:5]]
-    return [f"Of {len(kept)} other trials with the same fault and seed {len(best)} fared better:", *said], table
+        return [f"None {of} fared better."], table
+    said = [_line(rows[0])]
+    for heading, numbers in (("fared better", cheaper), ("came back further, but lost more steps", dearer)):
+        if numbers:
+            said.append(f"{len(numbers)} {of} {heading}:")
+            said += [_line(rows[number]) for number in numbers[:MOST_NAMED]]
+    return said, table
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return f"{row['under']}: {row['outcome']}, {count(row['steps lost'], 'step')} lost."

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from analysis.again.batches import BatchReader, config_of, stored_trials
+from analysis.again.batches import BatchesUnseen, BatchReader, config_of, stored_trials
 from analysis.again.sweep_folder import SweepFolder
 from analysis.figures.drawing import Drawing
 from analysis.figures.incident import activation_picture, incident_signals, token_histogram
 from analysis.measures.anomalies import TrialSignals, usual
-from analysis.measures.causes import Finding
+from analysis.measures.causes import UNKNOWN, Finding
 from analysis.measures.confusion import Diagnosis, diagnosed, true_cause
 from analysis.measures.evidence import offending, provenance_of
 from analysis.measures.incidents import AFTER, Incident, all_incidents, of_one, runs, worst
@@ -26,8 +26,8 @@ from analysis.reading.twins import numbers_of, values_of
 from analysis.reports.evidence_words import HEADING, measured_rows, odd_line, provenance_line
 from analysis.reports.follow_ups import SUGGESTED, followed
 from analysis.reports.report import DOTS_PER_INCH, Picture, rendered
-from analysis.reports.verdict import shows, verdict
-from analysis.reports.words import nat, rounded, signed
+from analysis.reports.verdict import no_symptom, shows, verdict
+from analysis.reports.words import in_nat, nat, rounded, signed
 from harness.basics.printing import count, label
 from harness.config import NO_FAULT, ConfigError
 from harness.config.names import OWN
@@ -96,7 +96,8 @@ def _write(
     head = _head(known, trial)
     folder.make_folder()
     if incident is None:
-        words = [f"Trial {trial}: no incident: no symptom, no alarm, and every consistency check holds."]
+        words = [f"Trial {trial}: no incident: no symptom, no alarm, and no check that was made failed."]
+        words += [f"The batches were not seen: {missing}."] if missing else []
         page = {
             "title": f"Trial {trial}: no incident",
             "verdict": words[0],
@@ -115,13 +116,14 @@ def _write(
         _follow_ups(known, diagnosis),
         _record(sweep, trial, diagnosis.finding),
     ]
-    kind = f"{SEVERITY[incident.outcome]}, {diagnosis.finding.cause}"
+    cause = diagnosis.finding.cause if diagnosis.finding.cause != UNKNOWN else "cause unknown"
+    kind = f"{SEVERITY[incident.outcome]}, {cause}"
     head |= {"steps": f"{diagnosis.evidence.begin} to {incident.last}", "class": kind}
-    said = verdict(incident, diagnosis.finding)
+    said = verdict(incident, diagnosis.finding, run.loss_unit)
     page = {"title": f"Post-mortem of trial {trial}", "verdict": said, "head": head, "sections": sections}
     number, fate = SEVERITY[incident.outcome].split()
     words = [
-        f"Trial {trial}, steps {head['steps']}: {fate} (type {number}), {diagnosis.finding.cause}.",
+        f"Trial {trial}, steps {head['steps']}: {fate} (type {number}), {cause}.",
         f"Cause: {diagnosis.finding.reason}",
     ]
     if incident.batches:
@@ -168,7 +170,7 @@ def _reading(known: SweepFolder, trial: str, data: Path | None) -> tuple[BatchRe
     except ConfigError as error:
         if data is not None:
             raise
-        return None, str(error)
+        return None, error.sentence if isinstance(error, BatchesUnseen) else "their text cannot be opened here"
     return reading, ""
 
 
@@ -212,7 +214,7 @@ def _symptoms(run: TrialSignals, diagnosis: Diagnosis, found: Sequence[Incident]
     if told:
         tables.append({"heading": ["symptom", "from step", "to step", "usual", "farthest from it"], "rows": told})
     elif shows(incident):
-        lines.append("No symptom lasted: the step whose loss shows it was not kept.")
+        lines.append(no_symptom(run, incident))
     else:
         lines.append("The loss alone shows none of the symptoms of docs/detection.md; what was odd is in the evidence.")
     if len(found) > 1:
@@ -245,13 +247,14 @@ def _evidence(
         drawings["layers"] = activation_picture(run, incident, evidence)
     section = Section("Evidence", lines, tables)
     if reading is None:
-        lines.append(f"The batches could not be made again: {missing}.")
+        lines.append(f"The batches were not seen: {missing}.")
     else:
         batches = [reading.batch(step) for step in steps]
         drawings["tokens"] = token_histogram(reading, steps, batches)
         lines.append(
-            f"Tokens of the onset's batch: mean surprise {evidence.rarity:.2f} nat (before {evidence.usual_rarity:.2f})"
-            f", repeated token pairs {evidence.repetition:.0%} (before {evidence.usual_repetition:.0%})."
+            f"Tokens of the onset's batch: mean surprise {in_nat(rounded(evidence.rarity))} (before: "
+            f"{rounded(evidence.usual_rarity)}), share of repeated token pairs {rounded(evidence.repetition)} (before: "
+            f"{rounded(evidence.usual_repetition)})."
         )
         section.texts = _texts(reading, steps, batches)
     section.pictures = [_picture(folder, incident.trial, kind, drawing) for kind, drawing in drawings.items()]
@@ -271,11 +274,13 @@ def _texts(reading: BatchReader, steps: Sequence[int], batches: Sequence[np.ndar
 def _classification(run: TrialSignals, diagnosis: Diagnosis) -> Section:
     incident, finding = diagnosis.incident, diagnosis.finding
     against = "what it was before" if run.golden is None else "the undisturbed run on the same batches"
-    left = f"{signed(incident.left)} nat against {against}"
+    unit = run.loss_unit.removesuffix("/token")
+    left = f"what is left of it against {against} is {in_nat(signed(incident.left), unit)}"
+    peak = signed(incident.loss_peak - incident.loss_before)
     types = {
-        1: f"the loss came back: {left}",
-        2: f"the loss came back in part: {left}, of {signed(incident.loss_peak - incident.loss_before)} at the peak",
-        3: "the run ended in what is not finite, or without the loss having come down by half",
+        1: f"the loss came back; {left}",
+        2: f"the loss came back in part; {left}, of {in_nat(peak, unit)} at the peak",
+        3: "the run ended with values that are not finite, or its loss had not come down by half",
     }
     lines = [
         f"Type {SEVERITY[incident.outcome]}: {types[incident.outcome]}.",
@@ -315,12 +320,12 @@ def _result(sweep: xr.Dataset, trial: str, run: TrialSignals, incident: Incident
     golden = str(here["golden"].values)
     lines = [f"The run ended as: {run.outcome}, after {count(run.steps, 'step')}."]
     final = np.inf if run.outcome == NON_FINITE else float(here["final_loss"])
-    lines.append(f"Final loss: {nat(final)} nat/token.")
+    lines.append(f"Final loss: {in_nat(nat(final), run.loss_unit)}.")
     if golden != trial and golden in sweep["trial"].values:
         twin = float(sweep["final_loss"].sel(trial=golden))
-        lines.append(
-            f"The same run undisturbed ({golden}) ended at {nat(twin)}: a difference of {signed(final - twin)} nat."
-        )
+        unit = run.loss_unit.removesuffix("/token")
+        apart = f": a difference of {in_nat(signed(final - twin), unit)}" if np.isfinite(final - twin) else ""
+        lines.append(f"The same run undisturbed ({golden}) ended at {in_nat(nat(twin), run.loss_unit)}{apart}.")
     return Section("Outcome", lines)
 
 
@@ -329,7 +334,7 @@ def _cost(run: TrialSignals, incident: Incident, currency: str, per_hour: float)
     money = f"{incident.money:.4g} {currency}".strip() if per_hour else "0 (cost.per_hour is not given)"
     rows = [
         ["steps trained in vain or skipped", f"{incident.steps} ({share:.0%} of those trained)"],
-        ["tokens", f"{incident.tokens:,.0f}"],
+        ["tokens", "not known" if np.isnan(incident.tokens) else f"{incident.tokens:,.0f}"],
         ["seconds of this trial", rounded(incident.seconds)],
         ["money", money],
     ]
@@ -345,7 +350,7 @@ def _follow_ups(known: SweepFolder, diagnosis: Diagnosis) -> Section:
         ]
         tables = [{"heading": list(table.columns), "rows": rows}]
     else:
-        lines = ["The sweep has no other trial with the same fault and seed."]
+        lines = ["The results folder has no other trial with the same fault and seed."]
     trial, tried = diagnosis.incident.trial, " ".join(map(str, table.get("under", [])))
     if OWN in config_of(stored_trials(known.packs)[trial], trial):
         return Section("Follow-ups", lines, tables)
@@ -366,7 +371,8 @@ def _record(sweep: xr.Dataset, trial: str, finding: Finding) -> Section:
     kind, site = str(values_of(here, "fault_kind", "")[0]), str(here["struck_site"].values[0])
     true = true_cause(name, kind, site)
     start = numbers_of(here, "fault_start", np.nan)[0]
-    verdict = "the inferred one" if true == finding.cause else f"not the inferred one, {finding.cause}"
+    other = "none was inferred" if finding.cause == UNKNOWN else f"not the inferred one, {finding.cause}"
+    verdict = "the inferred one" if true == finding.cause else other
     strikes, changes = int(here["strikes"].values[0]), int(here["changes"].values[0])
     lines = [f"Fault {label(name)} at site {site or 'none'}, from step {start:g}; strikes: {strikes}."]
     if bool(here["complete"].values[0]) and not changes:

@@ -19,12 +19,14 @@ from analysis.figures.mitigation_words import coverage, mitigation_findings, tab
 from analysis.figures.registry import Needs, Results, figures
 from analysis.measures import metrics
 from analysis.measures.mitigations import UNLIKE_PACKS
+from analysis.measures.quality import are_policies, final_quality
 from analysis.pages.static_page import TRIALS_PAGE, write_trials
 from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.acted import idle_note
 from analysis.reading.levels import word
+from analysis.reading.loss_words import with_unit
 from analysis.reports.about_sweep import AboutSweep
-from analysis.reports.findings import findings, left_out_lines, outcome_counts
+from analysis.reports.findings import findings, left_out_lines, outcome_counts, quality_lines
 from analysis.reports.summary import summary
 from analysis.reports.words import html_lines, markdown_block, markdown_text
 from harness.basics.printing import printable
@@ -72,8 +74,9 @@ def write_report(out: Path | str, wheres: Sequence[str] = ()) -> Report:
     folder = ResultsPath.open(out)
     results = replace(results, sweep=with_losses(results.sweep))
     ds, compared, faults = results.sweep, results.comparison, fault_effects(results.sweep)
-    sentences = findings(ds, results.sensitivity, faults) + mitigation_findings(compared)
-    short = summary(ds, results.sensitivity, faults, compared)
+    of_quality = final_quality(ds)
+    sentences = findings(ds, results.sensitivity, faults) + quality_lines(of_quality) + mitigation_findings(compared)
+    short = summary(ds, results.sensitivity, faults, compared, of_quality)
     about = AboutSweep.of(out, ds, results.packs or (), wheres)
     notes = [*filter(None, [idle_note(ds)]), *left_out_lines(ds)]
     needs = [Needs.SWEEP, Needs.COMPARISON]
@@ -81,6 +84,8 @@ def write_report(out: Path | str, wheres: Sequence[str] = ()) -> Report:
     needs += [Needs.POLICIES] if results.has_policies else []
     needs += [Needs.SEARCHES] if results.searches else []
     pictures = save_figures(results, out, *needs)
+    if are_policies(ds):  # no line on why there is none of a figure that is about other objectives
+        pictures = [picture for picture in pictures if picture.path]
     html = write_page(
         "report",
         folder,
@@ -98,8 +103,9 @@ def write_report(out: Path | str, wheres: Sequence[str] = ()) -> Report:
         certainty=coverage(compared),
         idle=idle_note(ds),
         unlike_packs=UNLIKE_PACKS,
+        quality=_quality_rows(of_quality),
         sensitivity=_sensitivity_rows(results.sensitivity),
-        faults=_fault_rows(faults),
+        faults=_fault_rows(faults, ds),
         postmortems=_postmortems(folder, ds),
     )
     trials = write_trials(out) if wheres else write_trials(out, ds, results.packs)
@@ -178,7 +184,7 @@ def fault_effects(ds: xr.Dataset) -> pd.DataFrame:
     finished trials the number of `strikes`, and how many `changed` a value, fired `without_effect` (every strike wrote
     what was there) and `never_fired`; `with_twin`, those whose golden twin is finished too, of which `moved` have
     another loss than the twin and `lost` became non-finite where the twin did not; `worst_deviation` (the largest
-    loss_t(faulty) - loss_t(golden), nat/token) and `worst_trial`, the trial it belongs to.
+    loss_t(faulty) - loss_t(golden) of those that did not, nat/token) and `worst_trial`, the trial it belongs to.
     """
     faulty = ds[["fault"]].isel(trial=np.flatnonzero(ds["fault"].values != NO_FAULT.name))
     names = ("trial", "fault", "mitigation", "outcome", "complete", "strikes", "changes")
@@ -190,7 +196,7 @@ def fault_effects(ds: xr.Dataset) -> pd.DataFrame:
     for (fault, mitigation), group in trials.groupby(["fault", "mitigation"], sort=True):
         finished = group[group["complete"]]
         watched = deviations.reindex(finished["trial"]).dropna(subset=["size"])
-        worst = watched["worst_deviation"].dropna()
+        worst = watched.loc[np.isfinite(watched["size"]), "worst_deviation"].dropna()
         has_fired, has_changed = finished["strikes"] > 0, finished["changes"] > 0
         values = [fault, mitigation, len(group), outcome_counts(group["outcome"].to_numpy()), finished["strikes"].sum()]
         values += [has_changed.sum(), (has_fired & ~has_changed).sum(), (~has_fired).sum()]
@@ -216,9 +222,25 @@ def _sensitivity_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
     return {"heading": heading, "rows": rows}
 
 
-def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
+def _quality_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
+    heading = ["under", "mean quality at the end", "95% interval", "trials", "non-finite"]
+    rows = [[one.under, *_with_interval(one), one.trials, one.lost] for one in table.itertuples()]
+    return {"heading": heading, "rows": rows}
+
+
+def _with_interval(row: Any) -> list[str]:
+    value = "not known" if np.isnan(row.quality) else f"{row.quality:.4g}"
+    return [value, "none: one seed" if np.isnan(row.low) else f"{row.low:.4g} to {row.high:.4g}"]
+
+
+def _fault_rows(table: pd.DataFrame, sweep: xr.Dataset) -> dict[str, list[Any]]:
     heading = ["fault", "mitigation", "trials", "outcomes", "strikes", "changed a value", "fired without effect"]
-    heading += ["never fired", "loss differs from golden", "non-finite, golden finite", "worst deviation [nat/token]"]
+    heading += [
+        "never fired",
+        "loss differs from golden",
+        "non-finite, golden finite",
+        with_unit(sweep, "worst deviation, if finite"),
+    ]
     rows = []
     for row in table.itertuples():
         shares = ", ".join(f"{name} {count / row.trials:.0%}" for name, count in row.outcomes.items())

@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 
 from harness.basics.printing import printable
 
+UNKNOWN, INFINITE = "not known", "not finite"  # in place of a number
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~!$&])")
 
 
@@ -43,18 +44,23 @@ def nat(value: float) -> str:
 
 def signed(value: float) -> str:
     """A difference of two losses, in nat."""
-    return _no_number(value) or f"{value:+.3f}"
+    return _no_number(value) or (f"{value:+.3f}" if abs(value) < 1e4 else f"{value:+.3g}")
+
+
+def in_nat(number: str, unit: str = "nat") -> str:
+    """A number in words with its unit, and what is said of no number without one."""
+    return number if number in (UNKNOWN, INFINITE) else f"{number} {unit}".strip()
 
 
 def rounded(value: float | str | None) -> str:
     """Any number; also a logged one, which is text if it is not finite."""
     if isinstance(value, str):
-        return "not finite"
+        return INFINITE
     return _no_number(value) or f"{value:.4g}"
 
 
 def _no_number(value: float | None) -> str:
     """What is said of what is no number; "" for one."""
     if value is None or np.isnan(value):
-        return "not known"
-    return "not finite" if np.isinf(value) else ""
+        return UNKNOWN
+    return INFINITE if np.isinf(value) else ""

@@ -11,9 +11,9 @@ import torch
 
 from analysis.again.batches import Setup
 from analysis.measures import evidence
-from analysis.measures.causes import FORMAT, GRADIENT, RARE, REPETITION, STALE, WEIGHT, cause_of
+from analysis.measures.causes import FORMAT, GRADIENT, RARE, REPETITION, STALE, UNKNOWN, WEIGHT, cause_of
 from analysis.measures.evidence import Evidence, evidence_of
-from analysis.measures.incidents import of_one
+from analysis.measures.incidents import of_one, worst
 from harness.data.screening import Scores
 from tests.analysis.test_incidents import BEGIN, STEPS, calm, run_of, spiked
 
@@ -54,6 +54,60 @@ class Text:
         return float(self._scores.repetition(torch.from_numpy(tokens)).mean())
 
 
+def seen(told: Evidence) -> Evidence:
+    """The same with an ordinary batch that was looked at."""
+    return replace(told, is_batch_seen=True)
+
+
+UNSEEN = "the batches were not seen"
+SECOND = "no such check can be made of this optimizer"
+
+
+@pytest.mark.parametrize(
+    ("loss", "changes", "cause", "missing"),
+    [
+        (2.0, {}, GRADIENT, UNSEEN),  # loss and the next ones are back: also as after odd data
+        (np.nan, {}, GRADIENT, UNSEEN),
+        (np.nan, {"param_norm": np.nan}, GRADIENT, "their norm was not measured then"),
+        (0.0, {"grad_norm": 9.0}, GRADIENT, UNSEEN),
+        (0.0, {"update_rms": 9e-3}, GRADIENT, SECOND),
+    ],
+)
+def test_no_cause_is_told_that_rests_on_what_was_not_seen(
+    loss: float, changes: dict[str, Any], cause: str, missing: str
+) -> None:
+    run = run_of(spiked(loss, 0.0))
+    for name, value in changes.items():
+        run[name][slice(None) if np.isnan(value) else BEGIN] = value
+    incident = worst(of_one(run, None, is_asked=True))
+    assert incident is not None
+    told = replace(evidence_of(run, incident, None), is_batch_seen=missing != UNSEEN)
+    finding = cause_of(told)
+    assert finding.cause == UNKNOWN and f"would be {cause}, if" in finding.reason and missing in finding.reason
+    whole = replace(told, is_batch_seen=True, is_weight_norm_finite=True, moment_check=1.0)
+    assert cause_of(whole).cause == cause and "would be" not in cause_of(whole).reason
+
+
+def test_a_loss_that_stays_high_is_no_corrupted_weight_where_the_batches_are_not_seen() -> None:
+    run = run_of(spiked(0.0, 2.0))
+    incident = worst(of_one(run, None))
+    assert incident is not None
+    told = evidence_of(run, incident, None)
+    assert cause_of(told).cause == UNKNOWN and cause_of(seen(told)).cause == WEIGHT
+
+
+@pytest.mark.parametrize(("moved", "cause"), [(1e9, WEIGHT), (3.0, UNKNOWN)])
+def test_weights_of_the_users_own_loop_that_no_update_moved(moved: float, cause: str) -> None:
+    """Its number of weights alone is known; its weights may move by themselves at any step."""
+    setup = Setup(np.nan, None, 10**4, "", False, (), np.nan, is_own=True)
+    run = replace(run_of(spiked(2.0, 0.0)), setup=setup)
+    norm = 10 + np.arange(STEPS) % 2
+    run.signals["param_norm"][:] = np.where(np.arange(STEPS) >= BEGIN, norm + moved, norm)
+    incident = worst(of_one(run, None))
+    assert incident is not None and "weight-norm consistency check" not in incident.signs
+    assert cause_of(evidence_of(run, incident, None)).cause == cause
+
+
 def found(reading: Any, known: dict[str, str] | None = None) -> Any:
     run = run_of(spiked(2.0, 0.0))
     (incident,) = of_one(run, None)
@@ -81,11 +135,11 @@ def test_an_overflow_of_a_narrower_format_is_named_in_a_run_that_does_not_use_it
     known = {"site": "activation", "tensor": "blocks.0.feedforward.up", "cause": "overflow", "format": "fp16"}
     run = run_of(np.where(np.arange(STEPS) >= BEGIN, np.nan, calm()))
     (incident,) = of_one(run, None)
-    assert cause_of(evidence_of(run, incident, None)).cause == GRADIENT
+    assert cause_of(seen(evidence_of(run, incident, None))).cause == GRADIENT
     finding = cause_of(evidence_of(run, incident, None, known))
     assert finding.cause == FORMAT and "blocks.0.feedforward.up" in finding.reason and "fp16" in finding.reason
     own = known | {"format": "fp32", "operation": "mm"}
-    assert cause_of(evidence_of(run, incident, None, own)).cause == GRADIENT
+    assert cause_of(seen(evidence_of(run, incident, None, own))).cause == GRADIENT
 
 
 @pytest.mark.parametrize(("site", "cause"), [("weight", WEIGHT), ("moment_1", GRADIENT), ("moment_2", STALE)])
@@ -121,7 +175,7 @@ def infinite(**numbers: float) -> Evidence:
     (incident,) = of_one(run, None)
     ordinary: dict[str, Any] = {"weight_check": np.inf, "update_ratio": np.inf, "norm_ratio": 1.1, "loss_rise": 0.1}
     ordinary |= {"is_loss_finite": True, "is_norm_finite": True}
-    return replace(evidence_of(run, incident, None), **ordinary | numbers)
+    return replace(seen(evidence_of(run, incident, None)), **{"moment_check": 1.0} | ordinary | numbers)
 
 
 def test_weights_that_an_update_made_infinite_are_told_from_weights_that_were_struck() -> None:

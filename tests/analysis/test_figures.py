@@ -367,7 +367,9 @@ def test_every_figure_says_what_its_signs_mean(tmp_path: Path) -> None:
         assert synthetic.check_texts(figure)
     assert {"loss_against_rate", "largest_stable_rate", "sensitivity_against_width", "mitigation_map"} <= {*marked}
     assert {"faulty_against_golden", "deviation_curves"} <= {*marked}
-    assert "↑ stable at every rate" in synthetic.legend_words(figures(*Needs)["largest_stable_rate"](results).figure)
+    assert "↑ every seed stable at every rate" in synthetic.legend_words(
+        figures(*Needs)["largest_stable_rate"](results).figure
+    )
 
 
 def test_a_legend_under_one_narrow_panel_fits(tmp_path: Path) -> None:

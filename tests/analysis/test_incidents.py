@@ -227,6 +227,30 @@ def test_a_relative_that_died_of_something_else_did_not_fare_better(tmp_path: Pa
     assert table["outcome"].tolist() == ["recoverable", "divergent"] and table["steps lost"][1] == 195
 
 
+def test_what_would_have_helped_is_named_by_all_that_differs_and_weighed_by_its_cost(tmp_path: Path) -> None:
+    """One came back further, at the cost of more steps; two with the same mitigation differ by their rate."""
+
+    def loss(trial: Trial) -> np.ndarray:
+        values = noise(trial)
+        is_plain = trial.mitigation == "none"
+        values[120 : 123 if is_plain else 130 if trial.optim.lr < 0.05 else 122] += 1
+        values[123:] += 0.03 * is_plain
+        return values
+
+    named = [("none", 0.01), ("qk_norm", 0.01), ("qk_norm", 0.1)]
+    trials = [synthetic.make_trial(mitigation=name, lr=lr, steps=220) for name, lr in named]
+    sweep = sweep_of(tmp_path, *trials, loss=loss)
+    run = next(iter(runs(sweep, chosen=[trials[0].id])))
+    said, _ = followed(SweepFolder(tmp_path, sweep, list(read_packs(tmp_path))), only(run))
+    assert said == [
+        "as it was: lingering, 3 steps lost.",
+        "1 of 2 other trials with the same fault and seed fared better:",
+        "mitigation=qk_norm optim.lr=0.1: recoverable, 2 steps lost.",
+        "1 of 2 other trials with the same fault and seed came back further, but lost more steps:",
+        "mitigation=qk_norm: recoverable, 15 steps lost.",
+    ]
+
+
 # --- the log -----------------------------------------------------------------------------------------------------
 
 ENTRY: dict[str, Any] = {
@@ -294,7 +318,7 @@ def test_evidence_is_what_the_log_saw_where_a_rollback_took_it_out_of_the_signal
     run, log = run_of(calm()), [Logged(step=BEGIN, last=BEGIN, alarms=1, steps_lost=10, acts=(seen,))]
     found = evidence_of(run, only(run, log), None)
     assert (found.begin, found.odd) == (BEGIN, ("grad_norm",)) and found.norm_ratio == pytest.approx(40, rel=0.05)
-    assert cause_of(found).cause == GRADIENT
+    assert cause_of(replace(found, is_batch_seen=True)).cause == GRADIENT
     assert run["grad_norm"][BEGIN] < 2, "the run itself is as it was"
 
 

@@ -107,6 +107,21 @@ def test_a_point_is_clicked(visit: Visit, shown: Shown) -> None:
     assert page.locator("#trial").is_hidden()
 
 
+def test_the_first_axes_are_what_was_varied(visit: Visit, tmp_path: Path) -> None:
+    trials = [
+        synthetic.make_trial(seed=seed, beta2=beta2, clip=clip)
+        for seed in (0, 1)
+        for beta2 in (0.9, 0.99)
+        for clip in (0.5, 1.0)
+    ]
+    synthetic.write_pack(tmp_path, trials)
+    write_report(tmp_path)
+    page = go(visit, tmp_path / "trials.html")
+    page.wait_for_selector("#figure .main-svg")
+    chosen = page.evaluate("[view.x, view.y, view.colour]")
+    assert sorted([chosen[0], chosen[2]]) == ["beta2", "clip"] and chosen[1] == "final_loss"
+
+
 def test_the_list_is_walked_by_keyboard(visit: Visit, shown: Shown) -> None:
     page = go(visit, shown.page)
     page.wait_for_selector("#list tbody a")

@@ -12,7 +12,7 @@ from analysis.figures.registry import Needs, figures
 NAMES = {
     Needs.SWEEP: ["loss_against_rate", "largest_stable_rate", "sensitivity_against_width", "faulty_against_golden"],
     Needs.GUARDS: ["guard_signals"],
-    Needs.POLICIES: ["gold_against_distance"],
+    Needs.POLICIES: ["quality_over_steps", "gold_against_distance"],
     Needs.SEARCHES: ["search_history", "pareto_front"],
     Needs.COMPARISON: ["mitigation_map"],
     Needs.OUTCOMES: ["vulnerability_map", "outcome_shares", "deviation_curves", "recovery_against_beta2"],

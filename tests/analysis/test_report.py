@@ -20,9 +20,10 @@ from analysis import open_sweep
 from analysis.__main__ import main
 from analysis.measures.metrics import lr_sensitivity
 from analysis.reports import report
+from analysis.reports.findings import worst_and_lost
 from harness.storage.store import open_store
 from tests.analysis import synthetic
-from tests.analysis.mitigated import Ending, Study
+from tests.analysis.mitigated import LOST, Ending, Study
 
 HOSTILE = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
 
@@ -71,7 +72,12 @@ def test_the_report_holds_figures_tables_and_origins(written) -> None:
         "<th>180</th>",
     ):
         assert text in page
-    for heading in ("LR sensitivity [nat/token]", "never fired", "fired without effect", "worst deviation [nat/token]"):
+    for heading in (
+        "LR sensitivity [nat/token]",
+        "never fired",
+        "fired without effect",
+        "worst deviation, if finite [nat/token]",
+    ):
         assert f"<th>{heading}</th>" in page
     assert "Intervals are 95%, Student's t over seeds and the held-out text; one seed has none." in page
     assert page.count("<td>5: 0.001 to 0.3</td>") == 6, "a row of LR sensitivity for each width and mitigation"
@@ -181,9 +187,38 @@ def test_faults_are_counted_by_what_they_did(tmp_path: Path) -> None:
         "worst_trial": faulty["moved"].id,
     }
     assert findings_of(ds)[-1] == (
-        "Fault weight_bit, mitigation none: 2 of 5 trials moved away from their golden twin; the worst by +3.50 "
-        "nat/token; 1 became non-finite, unlike the twin; 1 never fired; 1 fired without effect."
+        "Fault weight_bit, mitigation none: 2 of 5 trials moved away from their golden twin; the worst of "
+        "those that stayed finite by +3.50 nat/token; 1 became non-finite, unlike the twin; 1 never fired; 1 fired "
+        "without effect."
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((0.0, 3, 3), ["all 3 became non-finite, unlike the twin"]),
+        ((np.nan, 1, 1), ["1 became non-finite, unlike the twin"]),
+        ((0.5, 0, 3), ["the worst by +0.50 nat/token"]),
+        ((np.nan, 0, 0), []),
+    ],
+)
+def test_trials_that_were_lost_have_no_worst_deviation(given: tuple[float, int, int], said: list[str]) -> None:
+    assert worst_and_lost(*given) == said
+
+
+def test_the_sentence_on_a_fault_leaves_no_mitigation_out(tmp_path: Path) -> None:
+    """The sentences on rates and losses leave room for one on the fault: it is then of all mitigations."""
+    study = Study(tmp_path)
+    study.write(
+        lambda trial: Ending(loss=2 + trial.optim.lr) if trial.fault.name == "none" else LOST,
+        mitigations=["none", "qk_norm"],
+        faults=[study.flip()],
+    )
+    told = [line for line in report.write_report(tmp_path).summary if "weight_bit" in line]
+    assert told == [
+        "Away from their golden twins, over mitigations none, qk_norm: weight_bit moved 18 of 18 trials (all 18 became "
+        "non-finite, unlike the twin)."
+    ]
 
 
 def write_sensitivities(out: Path, final: dict[str, list[float]], rates=(1e-3, 1e-2)) -> None:

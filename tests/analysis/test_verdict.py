@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.figures.incident import _undone
-from analysis.measures.causes import Finding
+from analysis.measures.causes import UNKNOWN, Finding
 from analysis.measures.incidents import Incident
 from analysis.reading.incident_log import Act
 from analysis.reports.verdict import shows, verdict
@@ -53,6 +53,10 @@ RERUN = Act(step=80, action="re_execute", loss=5.5, grad_norm=0.0)
 )
 def test_an_incident_in_two_sentences(given: Incident, said: str) -> None:
     assert verdict(given, FOUND) == f"{said} The evidence says: corrupted weight."
+
+
+def test_a_cause_that_is_not_known_is_no_word_of_the_evidence() -> None:
+    assert verdict(incident(5.5, 1), Finding(UNKNOWN, "a reason")).endswith(" The evidence does not tell why.")
 
 
 def test_whether_the_loss_shows_it() -> None:

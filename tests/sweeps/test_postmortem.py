@@ -254,6 +254,11 @@ def test_what_is_unknown_is_not_told_as_not_finite() -> None:
         "2",
     ]
     assert (words.nat(np.nan), words.signed(-np.inf)) == ("not known", "not finite")
+    assert [words.in_nat(words.nat(value)) for value in (np.nan, np.inf, 2.0)] == [
+        "not known",
+        "not finite",
+        "2.000 nat",
+    ]
 
 
 def test_a_page_tells_of_the_pack_that_the_trial_was_taken_from(

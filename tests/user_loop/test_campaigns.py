@@ -210,8 +210,19 @@ def test_a_post_mortem_of_ones_own_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["postmortem", str(tmp_path), str(trial)]) == 0, capsys.readouterr().err
     text = (tmp_path / "postmortems" / f"{trial}.md").read_text()
     assert "re\\_execute" in text and "Mixer of" in text
-    assert "a run of one's own, whose batches its loader alone has" in text
+    assert "The batches were not seen: only the loader of the user's own loop has them." in text
     assert main(["incidents", str(tmp_path)]) == 0
+
+
+def test_a_page_on_ones_own_run_tells_nothing_of_batches_that_it_did_not_see(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attached(plain(), fault={"name": "rare_tokens", "start": 20}, twin=True, out=tmp_path)
+    (trial,) = open_sweep(tmp_path)["trial"].values[1:]
+    assert main(["postmortem", str(tmp_path), str(trial)]) == 0, capsys.readouterr().err
+    assert "corrupted gradient." not in capsys.readouterr().out
+    text = (tmp_path / "postmortems" / f"{trial}.md").read_text()
+    assert "The batches were not seen: only" in text and "allowed" not in text and " nan " not in text
 
 
 def test_a_run_that_breaks_off_is_unfinished(tmp_path: Path) -> None:

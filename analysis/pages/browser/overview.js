@@ -29,9 +29,10 @@ function setOverview(columns, isLive) {
   varying = settingsThatVary();
   const varies = (name) => isKnown(name) && different(name).length > 1;
   const loss = isLive ? "latest_loss" : "final_loss";
-  if (!isKnown(view.x)) view.x = ["lr", "width", "fault_start", "seed"].find(varies) || names[0];
+  const swept = varying.filter((name) => !/seed$/.test(name) && !["fault", "mitigation", "playbook"].includes(name));
+  if (!isKnown(view.x)) view.x = ["lr", "width", "fault_start", ...swept, "seed"].find(varies) || names[0];
   if (!isKnown(view.y)) view.y = view.kind === "map" ? ["mitigation", "width", "playbook", "seed", "fault"].find((name) => name !== view.x && varies(name)) || names[0] : [loss, ...VALUES].find(isKnown);
-  if (!isKnown(view.colour)) view.colour = view.kind === "map" ? [loss, ...VALUES].find(isKnown) : ["mitigation", "playbook", "fault", "outcome"].find(varies) || "outcome";
+  if (!isKnown(view.colour)) view.colour = view.kind === "map" ? [loss, ...VALUES].find(isKnown) : ["mitigation", "playbook", "fault", ...swept.filter((name) => name !== view.x && different(name).length <= COLOURS.length), "outcome"].find(varies) || "outcome";
   view.filters = view.filters.filter((one) => isKnown(one.name));
   if (view.sort && !isKnown(view.sort)) view.sort = "";
 }

@@ -103,7 +103,7 @@ function tables(page, isLive, rest) {
     const heading = [...new Set(rows.flatMap((row) => Object.keys(row)))];
     parts.push(make("h3", {}, title), rows.length ? table(heading.map((name) => name.replaceAll("_", " ")), rows.map((row) => heading.map((name) => row[name])), title) : make("p", {}, none));
   };
-  records("Incidents and alarms", page.incidents.map(({ acts, ...row }) => row), page.incidents_missing || "None: no symptom, no alarm, and every consistency check holds.");
+  records("Incidents and alarms", page.incidents.map(({ acts, ...row }) => row), page.incidents_missing || "None: no symptom, no alarm, and no check that was made failed.");
   const acts = page.incidents.flatMap((one) => one.acts);
   if (acts.length) records("What was done", acts, "");
   if (page.golden) records("Strikes", page.events, page.facts.complete ? "The fault never fired." : "Not known before the pack is finished.");

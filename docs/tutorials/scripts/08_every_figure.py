@@ -66,11 +66,15 @@ train("edge", *run_of[:-1], "optim.lr=1e-2,1,2,4", "schedule.decay=constant", "s
 draw("edge", "early_warning", "spike_hazard")
 
 # %%
-# A policy that is trained on a learned reward, and what that does to the true one.
+# Policies, which are paid for a letter, with one step of the optimizer on each rollout and with four; and a policy that
+# is trained on a learned reward, and what that does to the true one.
 
+policy = ("objective.name=policy", "policy.reward=count", "policy.group=2", "policy.updates=1,4", "optim.lr=3e-2")
+train("policies", "model.width=16", "train.steps=80", "seed=range(3)", *policy)
+draw("policies", "quality_over_steps")
 sampled = ("objective.name=policy", "policy.reward=quality", "policy.group=4", "policy.proxy=30,300")
-train("policies", *sampled, *run_of[1:-1], "model.width=16", "optim.lr=3e-3", "seed=range(3)")
-draw("policies", "gold_against_distance")
+train("learned", *sampled, *run_of[1:-1], "model.width=16", "optim.lr=3e-3", "seed=range(3)")
+draw("learned", "gold_against_distance")
 
 # %%
 # Searches: the largest stable rate by bisection, and the front of two aims.
