@@ -67,12 +67,12 @@ def test_trials_are_chosen(out: Path, words: list[str], trials: int) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--where", "widht=32"], "--where widht=32: unknown key; allowed keys: trial, golden, outcome"),
+        (["--where", "widht=32"], "--where widht=32: unknown key; did you mean width? allowed keys: trial, "),
         (["--where", "width"], "--where width: is not KEY=VALUE; allowed keys: trial,"),
         (["--where", "lr=0.5"], "--where lr=0.5: no trial has it; allowed: 0.001, 0.01, 1.0"),
         (["--where", "lr=0.01,x"], "--where lr=x: no trial has it; allowed: 0.001"),
         (["--where", "lr=1", "--where", "complete=false"], "no trial is all of that"),
-        (["--signals", "los"], "--signals los: unknown; allowed: loss, validation_loss"),
+        (["--signals", "los"], "--signals los: unknown; did you mean loss? allowed: loss, validation"),
     ],
 )
 def test_what_no_trial_has_is_one_line(out: Path, words: list[str], told: str) -> None:
