@@ -29,6 +29,11 @@ def sweep_name(folder: str, study: str, id: str) -> str:
     return f"{'-'.join(names) or 'sweep'}-{id[:8]}"
 
 
+def is_name(name: str) -> bool:
+    """Whether a name that was read from a file may be one of a sweep, and leads to no other folder."""
+    return re.fullmatch(r"[\w.\-]+", name, re.ASCII) is not None and ".." not in name
+
+
 def former_name(study: str, id: str) -> str:
     """The name under which earlier versions exported it."""
     return f"{key(label(study) or 'sweep')}-{id[:8]}"

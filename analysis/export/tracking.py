@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import filelock
 
-from analysis.export.names import text
+from analysis.export.names import is_name, text
 from analysis.export.pages import digest, postmortem, sweep_pages
 from analysis.export.registry import Target
 from analysis.export.runs import MeasuredCurve, Source, TrackedRun, checksum
@@ -101,7 +101,7 @@ class Tracker(Target):
         with _held(file.with_suffix(".lock"), place):
             state = _read(file)
             if file.exists():
-                source = source.under(state.name or source.former_name)
+                source = source.under(state.name if is_name(state.name) else source.former_name)
             is_there = self.open(source, place)
             state = dataclasses.replace(state if is_there else Marks(), name=source.name)
             try:

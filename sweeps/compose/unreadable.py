@@ -19,7 +19,7 @@ FUNCTIONS = {
 }
 """Functions of Hydra's grammar that make several values, and how each is written."""
 LIST = "values joined by commas without spaces, key=1,2"
-_EVALUATED = re.compile(r"\w+ while evaluating '(\w+)\(.*?\)?': (.*)")
+_EVALUATED = re.compile(r"\w+ while evaluating '(\w+)\(")
 _QUOTED = re.compile(r"\\.|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
 _KEY = re.compile(r"[+~]*[\w.@/:-]*")
 
@@ -28,7 +28,7 @@ def why(text: str, said: str) -> str:
     """What is wrong with `text` and what is allowed instead, where Hydra `said` that it cannot be read."""
     key, is_given, value = text.partition("=")
     if match := _EVALUATED.match(said):
-        return _of_function(match[1], match[2])
+        return _of_function(match[1])
     if not is_given:
         hint = f"did you mean study={text}? " if text in options("study") else ""
         return f"has no =; {hint}allowed: key=value"
@@ -62,7 +62,7 @@ def _brackets(text: str) -> str:
     return "a bracket is not closed" if opened else ""
 
 
-def _of_function(name: str, said: str) -> str:
+def _of_function(name: str) -> str:
     if name in FUNCTIONS:
         return f"{name}() cannot be read so; allowed: {FUNCTIONS[name]}"
     return f"no function {name}; {nearest(name, [*FUNCTIONS])}allowed: {', '.join(FUNCTIONS)}, or quotes"

@@ -119,17 +119,21 @@ def test_a_sweep_has_the_name_of_its_folder_and_keeps_it(out: Path, target: str)
     assert sweep_name("grid", "grid", id) == former_name("grid", id) == f"grid-{id}", "results/STUDY, as before"
 
 
-def test_what_an_earlier_version_has_exported_goes_on(out: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [{}, {"name": "../elsewhere"}], ids=["", "changed"])
+def test_what_an_earlier_version_has_exported_goes_on(
+    out: Path, target: str, told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     place, id = out.parent / "place", ResultsPath.open(out).id[:8]
     with monkeypatch.context() as earlier:
         earlier.setattr(runs, "sweep_name", lambda folder, study, id: former_name(study, id))
         export(out, target)
     for file in place.glob("exported-*.json"):  # which had no name in it
-        file.write_text(json.dumps({key: x for key, x in json.loads(file.read_text()).items() if key != "name"}))
+        old = {key: value for key, value in json.loads(file.read_text()).items() if key != "name"}
+        file.write_text(json.dumps(old | told))
     (before,) = names_in(place)
-    told = export(out, target)
+    said = export(out, target)
     assert names_in(place) == {before} == {f"{key(open_sweep(out).attrs['study'])}-{id}"}
-    assert target not in TRACKERS or "nothing new" in told[0]
+    assert target not in TRACKERS or "nothing new" in said[0]
 
 
 def test_mlflow_ui_is_told_with_what_it_needs(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
