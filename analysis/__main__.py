@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.basics import plugins
-from harness.basics.errors import Parser
+from harness.basics.errors import Parser, sentence
 from harness.basics.output import checked_output
 from harness.basics.printing import complain, warn_in_one_line
 from harness.config import ConfigError
@@ -24,10 +24,13 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     try:
         texts = plugins.texts("commands", "HELP")
         parsers = {name: of_commands.add_parser(name, help=text) for name, text in texts.items()}
-        if words and words[0] in texts:
-            command = plugins.module("commands", words[0])  # loads what it needs and no more
-            command.add_arguments(parsers[words[0]])
-        options = parser.parse_args(words)
+        if words and (name := words[0]) in texts:
+            command = plugins.module("commands", name)  # loads what it needs and no more
+            parsers[name].description = getattr(command, "PURPOSE", sentence(texts[name]))
+            command.add_arguments(parsers[name])
+            options = parsers[name].parse_args(words[1:], argparse.Namespace(command=name))
+        else:
+            options = parser.parse_args(words)
     except ConfigError as error:
         complain(f"error: {error}")
         return 2

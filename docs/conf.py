@@ -80,7 +80,13 @@ sphinx_gallery_conf = {
 }
 
 
+def with_gallery(app: Sphinx, page: str, source: list[str]) -> None:
+    """A link to the scripts of the tutorials, which a checkout has, leads to the gallery, which the site has."""
+    source[0] = source[0].replace("(../tutorials/scripts)", "(../tutorials/index.rst)")
+
+
 def setup(app: Sphinx) -> None:
     """Write the pages that the code itself tells, before Sphinx looks for files."""
+    app.connect("source-read", with_gallery)
     app.add_lexer("mermaid", TextLexer)  # which hosts of code draw, and needs a script from elsewhere here
     write_reference(HERE / "reference")

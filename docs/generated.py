@@ -11,6 +11,7 @@ from typing import Any
 
 from generated_data import dataset_page, errors_page, figures_page
 
+from harness.basics.errors import sentence
 from harness.config import sections
 from injectors import fault_types
 from sweeps.commands.console import PROGRAM, commands, grouped, run
@@ -36,7 +37,7 @@ def commands_page() -> str:
     for title, names in grouped().items():
         lines += [f"## {title}", ""]
         for name in names:
-            lines += [f"### {name}", "", f"{_sentence(known[name].help)}", ""]
+            lines += [f"### {name}", "", f"{sentence(known[name].help)}", ""]
             lines += ["" if name == "sweep" else f"```text\n{_help_of(name)}\n```", ""]
     return "\n".join(lines).replace("\n\n\n", "\n\n")
 
@@ -46,10 +47,6 @@ def _help_of(name: str) -> str:
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         run([name, "--help"])
     return printed.getvalue().strip()
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."
 
 
 def keys_page() -> str:

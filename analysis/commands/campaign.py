@@ -11,6 +11,10 @@ from analysis.reports.printed import table_lines
 from harness.basics.printing import say
 
 HELP = "say what the faults of a sweep did, with figures and a page"
+PURPOSE = (
+    "Counts what became of the faults of a sweep such as study=campaign (masked, recovered, divergent ...), "
+    "by site, bit and size, with figures. Writes OUT/campaign.html."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

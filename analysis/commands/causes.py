@@ -14,6 +14,10 @@ from harness.basics.printing import count, say
 from harness.storage.results_folder import ResultsPath
 
 HELP = "how often the inferred cause of incidents is the true one"
+PURPOSE = (
+    "Compares the cause that a post-mortem infers for each incident with the fault that was injected. "
+    "Prints the table of both and writes it as a figure."
+)
 PICTURE = "causes.png"
 
 

@@ -9,6 +9,10 @@ from analysis.reports.folders import told_comparison
 from harness.basics.printing import say
 
 HELP = "pair the trials of two sweeps, and say what changed"
+PURPOSE = (
+    "Pairs the trials of two sweeps that have the same configuration but for what differs between the folders, "
+    "and prints how their losses and outcomes differ."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,10 @@ from harness.basics.printing import say
 from harness.config import ConfigError
 
 HELP = "data or state? feed batches of incidents to another run"
+PURPOSE = (
+    "Asks whether the data or the state of a run caused an incident: another run of the sweep is fed the same "
+    "batches. Prints the losses of both and a verdict."
+)
 MOST = 20
 
 

@@ -14,6 +14,10 @@ from analysis.reports.printed import table_lines
 from harness.basics.printing import say
 
 HELP = "say how well detectors do on stored runs, with any constants"
+PURPOSE = (
+    "Runs detectors over the stored signals of a sweep, with any constants, and prints for each how many "
+    "incidents it finds, how late, and how many false alarms it gives. Nothing is trained."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

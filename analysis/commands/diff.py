@@ -9,6 +9,7 @@ from analysis.reports.difference import told_difference
 from harness.basics.printing import say
 
 HELP = "say in what two trials differ, side by side"
+PURPOSE = "Prints two trials of one sweep side by side: the keys in which they differ, and what became of each."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,10 @@ DEFAULT = Path("export")  # in the current folder: trackers put several sweeps b
 
 
 HELP = "hand runs, curves and reports to a tracker, or write tables"
+PURPOSE = (
+    "Writes the runs of a sweep for another program: a tracker such as MLflow, TensorBoard or Weights & Biases, "
+    "or tables (CSV, Parquet, NetCDF)."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from harness.config import ConfigError
 
 RENAMED = {"stability_edge": "largest_stable_rate"}
 HELP = "write one figure of a sweep to a file (.svg, .pdf, .png)"
+PURPOSE = "Draws one figure of a sweep into a file and prints its caption."
 
 
 def figure_names() -> list[str]:

@@ -12,6 +12,10 @@ from harness.basics.printing import say
 from harness.config import ConfigError
 
 HELP = "forecast the stability of larger models, and score forecasts"
+PURPOSE = (
+    "Forecasts the stability of larger models from a sweep of small ones, seals forecasts before the larger ones "
+    "are trained, and scores sealed forecasts afterwards."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,10 @@ from analysis.reports.printed import table_lines
 from harness.basics.printing import count, say
 
 HELP = "every incident of a sweep: symptoms, alarms, outcome, cost"
+PURPOSE = (
+    "Lists every incident of a sweep, a row each: when, what was seen, which detectors gave an alarm, what was "
+    "done, how it ended and what it cost."
+)
 NOT_TIMED = "in time and money not known: the time of some step was not measured"
 
 

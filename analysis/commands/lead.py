@@ -9,6 +9,7 @@ from analysis.reports.leaderboard import told_lead
 from harness.basics.printing import say
 
 HELP = "say what leads loss spikes, and warns of divergence"
+PURPOSE = "Measures which signals move before the loss does: ahead of loss spikes, and ahead of divergence."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

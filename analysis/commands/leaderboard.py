@@ -10,6 +10,7 @@ from analysis.reports.leaderboard import told_board
 from harness.basics.printing import say
 
 HELP = "put detectors on the same incidents and clean runs"
+PURPOSE = "Ranks detectors on the same incidents and the same clean runs of a sweep such as study=detectors."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,10 @@ from analysis.reports.margins import told_margins
 from harness.basics.printing import say
 
 HELP = "say what parts of a recipe are worth, alone and in pairs"
+PURPOSE = (
+    "Measures what each part of a recipe is worth: how often runs of a sweep such as study=margins fail without "
+    "it, and without it and another one."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

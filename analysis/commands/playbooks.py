@@ -10,6 +10,9 @@ from analysis.reports.playbooks import told_playbooks
 from harness.basics.printing import say
 
 HELP = "say what each playbook saves of the same incidents"
+PURPOSE = (
+    "Compares playbooks (what is done at an alarm) on the same incidents: how many runs each saves, and at what cost."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,10 @@ from analysis.reports.postmortem import write_postmortem
 from harness.basics.printing import say
 
 HELP = "write the post-mortem of a trial's incident"
+PURPOSE = (
+    "Writes the page on one trial's incident: what was seen, the likely cause with its evidence, what was done "
+    "and what it cost. `incidents OUT` names the trials."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from harness.basics.printing import say
 from harness.config import ConfigError
 
 HELP = "say where first non-finite values came from"
+PURPOSE = "Says where the first non-finite value of each trial came from: step, tensor, operation and cause."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

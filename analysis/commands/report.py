@@ -12,6 +12,10 @@ from harness.basics.printing import say
 from harness.config import ConfigError
 
 HELP = "write figures and a page of a sweep, and say what was found"
+PURPOSE = (
+    "Says what a sweep found, with figures and intervals. Writes OUT/report.html, OUT/trials.html and "
+    "OUT/figures; this is the first command to run on results."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,10 @@ from analysis.reports.scaling import told_scaling
 from harness.basics.printing import say
 
 HELP = "fit a metric against width, depth or parameters"
+PURPOSE = (
+    "Fits a power law of a metric against width, depth or parameters, with intervals, and says what it gives for "
+    "a larger size."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,10 @@ from analysis.reports.tax import CostInputs, told_tax
 from harness.basics.printing import say
 
 HELP = "say what each mitigation costs, and when that pays"
+PURPOSE = (
+    "Times a few steps with each mitigation, or each level of another axis, and says what it costs and at how "
+    "many failures that pays."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from analysis.pages.static_page import write_trial
 from harness.basics.printing import say
 
 HELP = "write a trial's page: curves, strikes, incidents, config"
+PURPOSE = "Writes the page of one trial: its curves, the strikes of its fault, incidents and configuration."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from harness.basics.printing import complain, say
 from harness.config import ConfigError
 
 HELP = "serve a page on this machine that follows a sweep"
+PURPOSE = "Serves a page on this machine that follows a sweep while it trains. Ctrl-C ends it; the sweep goes on."
 LAST_PORT = 65535
 
 

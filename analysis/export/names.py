@@ -23,9 +23,20 @@ def key(name: str) -> str:
     return f"_{clean}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
-def sweep_name(study: str, folder: str) -> str:
-    """Of the sweep in the results folder of that id: a study may have been trained into several."""
-    return f"{key(label(study) or 'sweep')}-{folder[:8]}"
+def sweep_name(folder: str, study: str, id: str) -> str:
+    """Of the sweep in a results folder: the folder's name, the study where that is another, and the id's beginning."""
+    names = dict.fromkeys(key(label(name)) for name in (folder, study) if name)
+    return f"{'-'.join(names) or 'sweep'}-{id[:8]}"
+
+
+def is_name(name: str) -> bool:
+    """Whether a name that was read from a file may be one of a sweep, and leads to no other folder."""
+    return re.fullmatch(r"[\w.\-]+", name, re.ASCII) is not None and ".." not in name
+
+
+def former_name(study: str, id: str) -> str:
+    """The name under which earlier versions exported it."""
+    return f"{key(label(study) or 'sweep')}-{id[:8]}"
 
 
 def text(value: Any) -> str:

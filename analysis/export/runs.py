@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis.again.sweep_folder import SweepFolder
-from analysis.export.names import key, sweep_name, text
+from analysis.export.names import former_name, key, sweep_name, text
 from analysis.measures.incidents import all_incidents
 from analysis.reading.finals import FINALS
 from analysis.reading.incident_log import Logged
@@ -99,6 +100,7 @@ class Source:
     packs: Mapping[str, PackInfo]
     events: pd.DataFrame  # of faults
     incidents: Mapping[str, Sequence[RunEvent]]
+    recorded: str = ""  # the name under which a place has it already
 
     @classmethod
     def open(cls, out: Path, wheres: Sequence[str], signals: str | None, finds_incidents: bool) -> Source:
@@ -114,7 +116,23 @@ class Source:
 
     @property
     def name(self) -> str:
-        return sweep_name(self.sweep.attrs["study"], self.id)
+        """Of the sweep, as a folder, a file or a tracker's project has it."""
+        return self.recorded or sweep_name(self.out.resolve().name, self.sweep.attrs["study"], self.id)
+
+    @property
+    def former_name(self) -> str:
+        """As earlier versions had it."""
+        return former_name(self.sweep.attrs["study"], self.id)
+
+    def under(self, name: str) -> Source:
+        """The same, to be exported under this name."""
+        return dataclasses.replace(self, recorded=name)
+
+    def as_in(self, place: Path) -> Source:
+        """The same, under the name that tables of it have in a place already, also where its folder was renamed."""
+        ends = (f"-{self.id[:8]}", f"-{self.id[:8]}.nc")
+        there = sorted(path.name.removesuffix(".nc") for path in place.iterdir() if path.name.endswith(ends))
+        return self.under(there[0]) if there else self
 
     def page(self, *names: str) -> bytes | None:
         """A file of the folder; None if it is not there."""

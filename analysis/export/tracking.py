@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import filelock
 
-from analysis.export.names import text
+from analysis.export.names import is_name, text
 from analysis.export.pages import digest, postmortem, sweep_pages
 from analysis.export.registry import Target
 from analysis.export.runs import MeasuredCurve, Source, TrackedRun, checksum
@@ -55,6 +55,7 @@ class Marks:
     marks: dict[str, Mark] = field(default_factory=dict)
     open: dict[str, str] = field(default_factory=dict)
     pages: dict[str, str] = field(default_factory=dict)
+    name: str = ""  # of the sweep there; an earlier version has written none
 
 
 class Tracker(Target):
@@ -99,8 +100,10 @@ class Tracker(Target):
         file = place / f"exported-{source.id}.json"
         with _held(file.with_suffix(".lock"), place):
             state = _read(file)
-            if not self.open(source, place):
-                state = Marks()
+            if file.exists():
+                source = source.under(state.name if is_name(state.name) else source.former_name)
+            is_there = self.open(source, place)
+            state = dataclasses.replace(state if is_there else Marks(), name=source.name)
             try:
                 for trial, handle in state.open.items():
                     self._remove(trial, handle, state)

@@ -203,9 +203,11 @@ def coverage(comparison: Comparison) -> str:
         mark = ""
     if seeds < 2:
         return ONE_SEED + mark
-    often = {2: ", which miss the truth half of the time", 3: ", which miss the truth a quarter of the time"}
+    often = {2: "half", 3: "a quarter"}
+    missing = f"; with {seeds} seeds these miss the true value {often[seeds]} of the time" if seeds in often else ""
     return (
-        f"Intervals are 95%: of means Student's t over {seeds} seeds and the held-out text, of medians and of losses "
-        f"that are infinite bootstraps over seeds{often.get(seeds, '')}. Some show a change by chance, and all "
-        f"share the baseline's runs: look for what agrees across widths.{mark}"
+        f"Intervals are 95%. Those of means are Student's t over {seeds} seeds and the held-out text. Those of "
+        "medians, and of means with an infinite loss among them, are bootstraps over seeds"
+        f"{missing}. Some intervals show a change by chance, and all comparisons share the baseline's runs: look for "
+        f"what agrees across widths.{mark}"
     )

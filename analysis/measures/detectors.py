@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from analysis.reading.padding import alike, own_sizes
+from harness.basics.errors import nearest
 from harness.config import ConfigError, checked, field_types, sections
 from harness.detectors.loop_signals import BEGAN, JUDGED, RATE, stored
 from harness.detectors.loop_signals import NAMES as LOOP_SIGNALS
@@ -23,13 +24,14 @@ PER = 1000  # steps, of which false alarms are counted
 def options_of(name: str, given: Mapping[str, Any]) -> Any:
     """The constants of a detector: its own, but for those `given`, by field. Raises ConfigError."""
     if name not in DETECTORS:
-        raise ConfigError(f"detect={name}: unknown detector; allowed: {', '.join(sorted(DETECTORS))}")
+        allowed = f"{nearest(name, DETECTORS)}allowed: {', '.join(sorted(DETECTORS))}"
+        raise ConfigError(f"detect={name}: unknown detector; {allowed}")
     cls: Any = sections().get(f"detect.{name}")
     known = field_types(cls) if cls else {}
     for key, value in given.items():
         if key not in known:
             allowed = ", ".join(f"detect.{name}.{field}" for field in known) or "no field"
-            raise ConfigError(f"detect.{name}.{key}={value}: unknown key; allowed: {allowed}")
+            raise ConfigError(f"detect.{name}.{key}={value}: unknown key; {nearest(key, known)}allowed: {allowed}")
     return cls and cls(**{key: checked(f"detect.{name}.{key}", cls, key, value) for key, value in given.items()})
 
 

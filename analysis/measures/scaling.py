@@ -19,6 +19,7 @@ import xarray as xr
 from analysis.measures.metrics import RateGrid, seed_numbers, segment_losses, swept_axes, trial_table
 from analysis.measures.statistics import CONFIDENCE, draws
 from analysis.reading.levels import word
+from harness.basics.errors import nearest
 from harness.basics.printing import label
 from harness.config import NO_FAULT, ConfigError
 from harness.objectives.outcome import TRAINED
@@ -53,7 +54,8 @@ def metric_of(name: str) -> ScaledMetric:
         return METRICS[name]
     if _SIGNAL.fullmatch(name):
         return ScaledMetric("", is_log=True)
-    raise ConfigError(f"METRIC={label(name)}: unknown; allowed: {', '.join(METRICS)}, largest(SIGNAL)")
+    allowed = f"{nearest(name, METRICS)}allowed: {', '.join(METRICS)}, largest(SIGNAL)"
+    raise ConfigError(f"METRIC={label(name)}: unknown; {allowed}")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from analysis.measures.paired import Estimate
 from analysis.measures.statistics import mean_interval, median_interval, wilson_interval
 from analysis.reading.groups import is_seed
 from analysis.reading.levels import in_order, is_level, word
+from harness.basics.errors import nearest
 from harness.basics.printing import label
 from harness.config import NO_FAULT, ConfigError
 from harness.config.names import LAST_BIT
@@ -136,7 +137,8 @@ def taxed_arms(sweep: xr.Dataset, axis: str = "mitigation", against: str = "none
     known = [str(name) for name, field in sweep.coords.items() if _is_axis(str(field.attrs.get("path", "")))]
     if axis not in known:
         varied = [name for name in known if len(in_order(sweep[name].values)) > 1] or known
-        raise ConfigError(f"--axis {label(axis)}: unknown; allowed: {', '.join(map(label, varied))}")
+        allowed = f"{nearest(axis, varied)}allowed: {', '.join(map(label, varied))}"
+        raise ConfigError(f"--axis {label(axis)}: unknown; {allowed}")
     levels = [level for level in in_order(sweep[axis].values) if level == level]
     base = [level for level in levels if word(level) == against]
     if not base or len(levels) < 2:

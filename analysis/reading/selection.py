@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from analysis.reading.levels import NULL, in_order, is_level, numbers
+from harness.basics.errors import nearest
 from harness.basics.printing import label, printable
 from harness.config import ConfigError
 
@@ -52,7 +53,8 @@ def chosen_signals(sweep: xr.Dataset, names: str | None) -> list[str]:
     known = [str(name) for name, variable in sweep.data_vars.items() if "step" in variable.dims]
     wanted = known if names is None else list(dict.fromkeys(names.split(",")))
     if unknown := [name for name in wanted if name not in known]:
-        raise ConfigError(f"--signals {label(unknown[0])}: unknown; allowed: {', '.join(map(label, known))}")
+        allowed = f"{nearest(unknown[0], known)}allowed: {', '.join(map(label, known))}"
+        raise ConfigError(f"--signals {label(unknown[0])}: unknown; {allowed}")
     return wanted
 
 
@@ -61,8 +63,8 @@ def _holds(sweep: xr.Dataset, where: str) -> np.ndarray:
     key, has_value, value = where.partition("=")
     known = [str(name) for name, variable in sweep.coords.items() if variable.dims == ("trial",)]
     if not has_value or key not in known:
-        reason = "unknown key" if has_value else "is not KEY=VALUE"
-        raise ConfigError(f"--where {label(where)}: {reason}; allowed keys: {', '.join(map(label, known))}")
+        reason = f"unknown key; {nearest(key, known)}" if has_value else "is not KEY=VALUE; "
+        raise ConfigError(f"--where {label(where)}: {reason}allowed keys: {', '.join(map(label, known))}")
     column = sweep[key].values
     if (whole := _equal(column, value)).any():
         return whole

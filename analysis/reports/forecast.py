@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from analysis.forecasts.base import LEVELS, MIDDLE, Known, forecasters, rules
 from analysis.measures.forecast_targets import CELL, Observations, observed_runs
 from analysis.reading.open_sweep import open_sweep
 from analysis.reports.printed import table_lines
+from harness.basics.errors import nearest
 from harness.basics.printing import count, label
 from harness.config import ConfigError
 
@@ -54,7 +56,7 @@ def told_from_table(file: Path, predict: Sequence[str], by: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"--from {file}: {error.strerror}; allowed: a CSV file") from None
     except (ValueError, pd.errors.ParserError) as error:
-        raise ConfigError(f"--from {file}: {str(error).splitlines()[0]}; allowed: a CSV file") from None
+        raise ConfigError(f"--from {file}: {_why_no_table(error)}; allowed: a CSV file, a row for each run") from None
     with told_of(f"--from {file}"):
         observations = observed_runs(table)
         check_enough(observations)
@@ -62,6 +64,17 @@ def told_from_table(file: Path, predict: Sequence[str], by: str) -> list[str]:
         sizes = sizes_of(_of_parameters(predict) if not has_widths else _with_depth(predict, observations))
     known = Known(observations, tuple(widest(observations)))
     return _forecast_lines(known, wanted_units(observations, sizes), by)
+
+
+def _why_no_table(error: Exception) -> str:
+    """What is wrong with a file that pandas cannot read as CSV, in words."""
+    if isinstance(error, UnicodeDecodeError):
+        return "is no text in UTF-8"
+    if isinstance(error, pd.errors.EmptyDataError):
+        return "is empty"
+    if match := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+        return f"is no table: its first line has {count(int(match[1]), 'column')}, line {match[2]} has {match[3]}"
+    return "is no table"
 
 
 def _of_parameters(predict: Sequence[str]) -> list[str]:
@@ -86,7 +99,8 @@ def _with_depth(predict: Sequence[str], observations: Observations) -> list[str]
 
 def _check_name(by: str) -> None:
     if by not in forecasters():
-        raise ConfigError(f"--by {label(by)}: unknown; allowed: {', '.join(forecasters())}")
+        hint = nearest(by, forecasters())
+        raise ConfigError(f"--by {label(by)}: unknown; {hint}allowed: {', '.join(forecasters())}")
 
 
 @contextmanager

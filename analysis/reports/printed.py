@@ -13,15 +13,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+LARGEST_WHOLE = 1e6  # beyond it a power of ten is easier to read
 GAP, LEAST = 2, 12  # letters between columns, and that a column of words has at least
 
 
 def table_lines(table: pd.DataFrame, digits: int = 3, index: bool = False) -> list[str]:
-    """The lines of a table, numbers to so many digits and `-` for what is not known.
+    """The lines of a table, fractions to so many digits, whole numbers in full and `-` for what is not known.
 
     Where standard output is a terminal that is narrower, words are folded within their columns, if that is enough.
     """
-    number = f"{{:.{digits}g}}".format
+
+    def number(value: float) -> str:
+        return f"{value:.0f}" if value.is_integer() and abs(value) < LARGEST_WHOLE else f"{value:.{digits}g}"
+
     lines: list[str] = table.to_string(index=index, float_format=number, na_rep="-").split("\n")
     width = shutil.get_terminal_size().columns
     if not sys.stdout.isatty() or max(map(len, lines)) <= width:

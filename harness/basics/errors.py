@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 PROGRAM = "stability-harness"
 
@@ -18,10 +18,15 @@ class ConfigError(ValueError):
         self.reasons = reasons
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """The question whether another name was meant, with a space behind it; empty where none is like it."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]}? " if close else ""
+
+
+def sentence(text: str) -> str:
+    """A line of a list of commands, as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 class Problems:
@@ -55,8 +60,29 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""
         required, known, names = message.partition("are required: ")
+        allowed = " ".join(self.format_usage().split()).removeprefix("usage: ")
         if known:  # argparse counts those among them of which there may be none
             spare = {str(action.metavar or action.dest) for action in self._actions if action.nargs in ("*", "?")}
-            message = required + known + ", ".join(name for name in names.split(", ") if name not in spare)
-        allowed = " ".join(self.format_usage().split()).removeprefix("usage: ")
-        raise ConfigError(f"{self.prog}: {message}; allowed: {allowed}")
+            missing = [name for name in names.split(", ") if name not in spare]
+            message = required + known + ", ".join(missing)
+            chosen = [action for action in self._actions if action.choices and _name(action) in missing]
+            allowed += "".join(f"; {_name(one)}: {', '.join(one.choices or ())}" for one in chosen)
+        raise ConfigError(f"{self.prog}: {message}; {self._meant(message)}allowed: {allowed}")
+
+    def _meant(self, message: str) -> str:
+        """Whether an option was meant that is written like the first one that is unknown."""
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        first = words.partition(" ")[0].partition("=")[0]
+        return nearest(first, self._option_string_actions) if is_unknown and first.startswith("-") else ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raises ConfigError for what is none of the choices of an argument."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            reason = f"argument {_name(action)}: invalid choice: {value!r:.60}"
+            raise ConfigError(f"{self.prog}: {reason}; {nearest(str(value), known)}allowed: {', '.join(known)}")
+
+
+def _name(action: argparse.Action) -> str:
+    """An argument as messages and usage name it."""
+    return "/".join(action.option_strings) or str(action.metavar or action.dest)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from harness.basics.errors import nearest
 from harness.config import Trial
 from harness.config.ladder import ANY, ORACLE, Rung, rungs
 from harness.detectors.table import DETECTORS
@@ -197,7 +198,8 @@ def _too_far_back(trial: Trial, name: str) -> Iterator[str]:
 def _unknown(key: str, rung: Rung) -> Iterator[str]:
     for name in rung.detector.split("+"):
         if name not in (ANY, ORACLE, *DETECTORS):
-            yield f"{key}.detector={name}: unknown detector; allowed: {ANY}, {ORACLE}, {', '.join(DETECTORS)}"
+            hint = nearest(name, DETECTORS)
+            yield f"{key}.detector={name}: unknown detector; {hint}allowed: {ANY}, {ORACLE}, {', '.join(DETECTORS)}"
     for name in rung.actions:
         if name not in ACTIONS:
-            yield f"{key}.action={name}: unknown action; allowed: {', '.join(ACTIONS)}"
+            yield f"{key}.action={name}: unknown action; {nearest(name, ACTIONS)}allowed: {', '.join(ACTIONS)}"

@@ -41,6 +41,12 @@ class LinkRefused(ConfigError):
     """Something in a results folder is a link, or not the kind of file that belongs there."""
 
 
+def no_results(out: Path) -> ConfigError:
+    """The error for a folder of which results are asked, and that has none, or does not exist."""
+    reason = "holds no results" if os.path.isdir(out) else "is no folder" if os.path.exists(out) else "does not exist"
+    return ConfigError(f"out={out}: {reason}; allowed: a folder that a sweep has written")
+
+
 @dataclass(frozen=True)
 class ResultsPath:
     """Something in a results folder, there or not; `folder / "name"` goes on from it.
@@ -97,7 +103,7 @@ class ResultsPath:
             if not has_seal and marker.keys() != {"format", "id"}:
                 raise ValueError(OTHER)
         except (FileNotFoundError, NotADirectoryError, FolderLost):
-            raise ConfigError(f"out={out}: holds no results; allowed: a folder that a sweep has written") from None
+            raise no_results(out) from None
         except ConfigError:
             raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -29,7 +29,7 @@ from harness.storage.pack_info import (
 )
 from harness.storage.pack_info import PackInfo as PackInfo
 from harness.storage.pack_info import is_once as is_once
-from harness.storage.results_folder import FolderLost, ResultsPath
+from harness.storage.results_folder import FolderLost, ResultsPath, no_results
 from harness.storage.zarr_files import METADATA, chunk_key
 
 FORMAT_VERSION = 7  # to 6: no seals, and no list of chunks
@@ -84,7 +84,7 @@ def _without_root(out: Path) -> ConfigError:
     if any(place.name != METADATA and not place.name.startswith(".") for place in places):
         allowed = "the same sweep once more, which writes it anew"
         return ConfigError(f"out={out}: its {STORE}/{METADATA} is missing; allowed: {allowed}")
-    return ConfigError(f"out={out}: holds no results; allowed: a folder that a sweep has written")
+    return no_results(out)
 
 
 def read_store(out: Path) -> tuple[dict[str, Any], Iterator[PackInfo]]:

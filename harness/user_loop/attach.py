@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
+from harness.basics.errors import nearest
 from harness.config import ConfigError, Problems, Trial, checked, shown
 from harness.config.limits import MOST_STEPS
 from harness.recovery.base import Alarm
@@ -20,11 +23,36 @@ from harness.user_loop.steps import AttachConfig, detach
 
 OnAlarm = Callable[[Alarm], Any]
 KEEP = ("all", "alarms")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _known_options(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """An option that `name` does not have is a ConfigError, which says what was meant."""
+
+    def checking(function: Callable[P, R]) -> Callable[P, R]:
+        known = [option for option in inspect.signature(function).parameters if option != "self"]
+
+        @functools.wraps(function)
+        def called(*args: P.args, **options: P.kwargs) -> R:
+            reasons = (
+                f"{name}({option}=): unknown option; {nearest(option, known)}allowed: {', '.join(known)}"
+                for option in options
+                if option not in known
+            )
+            if listed := [*reasons]:
+                raise ConfigError(*listed)
+            return function(*args, **options)
+
+        return called
+
+    return checking
 
 
 class Attach:
     """What `attach` is: a function, with `campaign` and adapters for trainers as its attributes."""
 
+    @_known_options("attach")
     def __call__(
         self,
         model: nn.Module,
@@ -79,6 +107,7 @@ class Attach:
             raise ConfigError(f"keep={shown(keep)}: no choice; allowed: {', '.join(KEEP)}")
         return AttachedRun(asked, twin, None if out is None else Keeping(Path(out), keep == "alarms"))
 
+    @_known_options("attach.campaign")
     def campaign(
         self,
         body: Body,
@@ -164,9 +193,10 @@ def _lacking(name: str, package: str, error: ImportError) -> ConfigError:
     return ConfigError(f"attach.{name}: {why}; allowed: pip install 'stability-harness[{package}]'")
 
 
-def _made(kind: Callable[..., Any]) -> Callable[..., Any]:
+def _made(kind: type[Any]) -> Callable[..., Any]:
     """A callback of this kind by the arguments of `attach` that no trainer has."""
 
+    @_known_options(f"attach.{kind.__name__}")
     def made(
         fault: Given | Sequence[Given] | None = None,
         detect: str | Mapping[str, Any] | None = "default",

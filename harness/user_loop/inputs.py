@@ -31,12 +31,13 @@ def not_repeated(what: str, step: int | None = None) -> str:
         )
     elif "rate" in what or "passes" in what:
         allowed = (
-            "run.step or run.carry(NAME=value) for a counter of the loop's own, run.epochs for code between epochs"
+            "extra=[scheduler] for a scheduler of rates, run.step or run.carry(NAME=value) for a counter of the loop's "
+            "own, run.epochs for code between epochs"
         )
     else:
         allowed = (
             "torch.use_deterministic_algorithms(True), seeds of all random streams, run.carry(NAME=value) for what the "
-            "loop keeps or counts by itself, and `extra` for other objects that a step changes"
+            "loop keeps or counts by itself, and extra=[scaler, average, ...] for other objects that a step changes"
         )
     reason = f"the loop does not repeat itself: run again from the same state, it differs{where} in {what}"
     return f"{reason}; allowed: {allowed}"

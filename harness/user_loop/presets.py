@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,7 @@ def _fault(given: Any) -> ChosenFault | None:
     kind = fields.pop("kind", preset.pop("kind"))
     cls: Any = fault_types().get(kind)
     if cls is None:
-        allowed = ", ".join(sorted(fault_types()))
-        raise ConfigError(f"fault.kind={shown(kind)}: no kind of fault; allowed: {allowed}")
+        raise ConfigError(f"fault.kind={shown(kind)}: no kind of fault; {_meant(str(kind), sorted(fault_types()))}")
     if not {"bit", "format"} & set(fields) and plugins.conf_file("fault", str(name)) is not None:
         preset = _from_the_top(preset)
     values = _checked("fault", cls, {**preset, **fields})
@@ -121,8 +120,12 @@ def _fault(given: Any) -> ChosenFault | None:
 
 def _no_such(key: str, name: str, why: str, known: Sequence[str]) -> ConfigError:
     """The error for a name that is none of `known`."""
-    allowed = f"{nearest(name, known)}allowed: {', '.join(known)}, or a file that ends in .yaml"
-    return ConfigError(f"{key}={shown(name)}: {why}; {allowed}")
+    return ConfigError(f"{key}={shown(name)}: {why}; {_meant(name, known)}, or a file that ends in .yaml")
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """The nearest of the `known` names, and all of them."""
+    return f"{nearest(name, known)}allowed: {', '.join(known)}"
 
 
 def _from_the_top(preset: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def _checked(key: str, cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         with problems.collect():
             if name not in known:
-                raise ConfigError(f"{key}.{name}={shown(value)}: unknown key; allowed: {', '.join(known)}")
+                raise ConfigError(f"{key}.{name}={shown(value)}: unknown key; {_meant(name, known)}")
             found[name] = checked(f"{key}.{name}", cls, name, value)
     problems.check()
     return found

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.basics.errors import nearest
 from harness.config import ConfigError, Problems, shown
 from harness.faults.facts import Facts, Shapes
 from harness.faults.fault import InjectableFault
@@ -80,7 +81,8 @@ class LoopStrikes:
         self._known = {"has_loss_scale", *(name for name in GIVEN if name in given)}
         self._has_batch = False
         if unknown := [name for name in given if name not in GIVEN]:
-            raise ConfigError(f"facts.{unknown[0]}={shown(given[unknown[0]])}: unknown; allowed: {', '.join(GIVEN)}")
+            allowed = f"{nearest(unknown[0], GIVEN)}allowed: {', '.join(GIVEN)}"
+            raise ConfigError(f"facts.{unknown[0]}={shown(given[unknown[0]])}: unknown; {allowed}")
         problems = Problems()
         for one in self.faults:
             with problems.collect():
@@ -298,23 +300,27 @@ class LoopStrikes:
         for one in asking:
             is_due = one.fault_schedule is not None and one.fault_schedule.is_due(0, Site.BATCH, position)
             if is_due and self._interventions.strikes(0, is_of_data=True):
-                values, put = as_rows(batch) if "batch" in one.fault.asks() else as_tokens(batch)
+                read = as_rows if "batch" in one.fault.asks() else as_tokens
+                values, put = read(batch, one.fault.name)
                 one.visit(SiteCall(Site.BATCH, position, {"batch": values}))
                 batch = put(values)
         return batch
 
     def _see(self, asking: Sequence[ScheduledFault], batch: Any) -> None:
         """The first batch tells how large batches are."""
-        rows = as_rows(batch)[0]
+        of_text = [one for one in asking if "context" in one.fault.asks()]
+        rows = as_rows(batch, asking[0].fault.name)[0]
         self._tell(0, batch=len(rows))
-        if any("context" in one.fault.asks() for one in asking):
-            self._tell(0, context=as_tokens(batch)[0].shape[1] - 1)
+        if of_text:
+            self._tell(0, context=as_tokens(batch, of_text[0].fault.name)[0].shape[1] - 1)
 
     def _count(self, batch: Any) -> None:
         """How often each token has come so far, where the user does not say how often it does."""
         if "token_counts" not in self._given and self.facts is not None and len(self.facts.token_counts):
             counts = self.facts.token_counts
-            counts += np.bincount(as_tokens(batch)[0].cpu().numpy().reshape(-1), minlength=len(counts))[: len(counts)]
+            asks = next(one.fault.name for one in self.faults if "token_counts" in one.fault.asks())
+            ids = as_tokens(batch, asks)[0].cpu().numpy().reshape(-1)
+            counts += np.bincount(ids, minlength=len(counts))[: len(counts)]
 
     def roll_back(self, reached: int) -> None:
         """The run goes back after having done the steps before `reached`: what was transient does not strike again."""

@@ -1,4 +1,4 @@
-"""What the options of `recipe`, `mitigation` and `fault` are: one line each, with the paper."""
+"""What the options of each group such as `study`, `mitigation` and `fault` are: one line each, with the paper."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.basics.errors import nearest
 from harness.basics.printing import printable
-from harness.config import ConfigError, sections
+from harness.config import ConfigError, sections, shown
 from harness.detectors.table import DETECTORS
 from injectors import fault_types
 from sweeps.compose.about import About
@@ -24,11 +25,16 @@ from sweeps.compose.places import NONE, check_folder, named, options, place_of
 from sweeps.compose.yaml_files import text_of
 
 HEADINGS = {
+    "study": "Studies, ready to run: study=NAME, of which keys may be changed",
+    "search": "Searches, in place of a whole grid: search=NAME",
     "recipe": "Recipes: recipe=NAME, which studies and mitigations change",
     "mitigation": "Mitigations: mitigation=NAME, or several at once: mitigation=NAME+NAME",
     "fault": "Faults: fault=NAME",
     "detect": "Detectors: detect=NAME, or several at once: detect=NAME+NAME",
     "playbook": "Playbooks, what is done at an alarm: playbook=NAME",
+}
+PLURALS = {"study": "studies", "search": "searches", "detect": "detectors"} | {
+    group: f"{group}s" for group in ("recipe", "mitigation", "fault", "playbook")
 }
 _REFERENCE = re.compile(
     r"(?:[Cc]f\. )?(?:"
@@ -58,7 +64,7 @@ class CatalogueEntry:
 
 
 def entries(group: str, folder: Path | None = None) -> list[CatalogueEntry]:
-    """Every option of `recipe`, `mitigation` or `fault`, by name: ours, installed packages', and a user's `folder`'s.
+    """Every option of a group in `HEADINGS`, by name: ours, installed packages', and a user's `folder`'s.
 
     Raises ConfigError for what a file should not say of itself.
     """
@@ -70,14 +76,13 @@ def entries(group: str, folder: Path | None = None) -> list[CatalogueEntry]:
 
 
 def _entry(place: Path, group: str, name: str) -> CatalogueEntry:
-    """Of a file: what it says under `about`, or else the comment at its head."""
+    """Of a file: what it says under `about`, of a study what it asks; or else the comment at its head."""
     file = place / group / f"{name}.yaml"
     if not _ABOUT.search(text_of(file)):
         return CatalogueEntry(group, name, said_in(file), file)
     content = read(place, group, name)
-    return CatalogueEntry(
-        group, name, printable(content.about.said) or said_in(file), file, content.about, content.fields
-    )
+    said = printable(content.about.said or content.about.question) or said_in(file)
+    return CatalogueEntry(group, name, said, file, content.about, content.fields)
 
 
 def said_in(file: Path) -> str:
@@ -113,9 +118,17 @@ def _said_of_class(group: str, name: str) -> str:
     return f"{first.removesuffix('.')} ({', '.join(sources).replace('Cf.', 'cf.')})."
 
 
-def print_catalogue(folder: Path | None, console: Console) -> None:
-    """All of them: in columns on a terminal, else a line each however long it is."""
-    listed = {group: entries(group, folder) for group in HEADINGS}
+def group_called(name: str) -> str:
+    """The group that is called so, in the singular or the plural. Raises ConfigError."""
+    names = {called: group for group in HEADINGS for called in (group, PLURALS[group])}
+    if name not in names:
+        raise ConfigError(f"GROUP={shown(name)}: unknown; {nearest(name, names)}allowed: {', '.join(HEADINGS)}")
+    return names[name]
+
+
+def print_catalogue(folder: Path | None, console: Console, groups: Sequence[str] = tuple(HEADINGS)) -> None:
+    """All of these groups: in columns on a terminal, else a line each however long it is."""
+    listed = {group: entries(group, folder) for group in groups}
     widest = max(len(entry.name) for members in listed.values() for entry in members)
     for place, (group, members) in enumerate(listed.items()):
         if place:

@@ -76,6 +76,10 @@ def _candidates(earlier: Sequence[str], word: str, commands: Collection[str]) ->
         from analysis.commands.figure import figure_names
 
         return [f"{figure} " for figure in figure_names()]
+    if name == "list":
+        from sweeps.compose.places import LISTED
+
+        return [f"{group} " for group in LISTED if group not in rest]
     if name == "completion" and not rest:
         return [f"{shell} " for shell in SCRIPTS]
     return []  # files, which the shell completes

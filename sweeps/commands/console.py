@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from harness.basics import plugins
-from harness.basics.errors import PROGRAM, Parser
+from harness.basics.errors import PROGRAM, Parser, nearest
 from harness.basics.version import version_line
 from harness.config import ConfigError
 from sweeps import current_folder
@@ -27,10 +27,11 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Command:
-    """What it does, in a line of the help; and how, given its arguments. Returns the exit status."""
+    """What it does, in a line of the help; how, given its arguments, returning the exit status; and what for."""
 
     help: str
     run: Callable[[list[str]], int | None]
+    purpose: str = ""  # of its own page of help; of commands on results their module has it
 
 
 def main() -> int:
@@ -52,8 +53,8 @@ def _run(name: str = "", *rest: str) -> int | None:
     elif command := OWN.get(name) or commands().get(name):  # what others bring is no matter to a sweep
         return command.run(list(rest))
     else:
-        said = f"{name}: no such command" if name else "no command given"
-        raise ConfigError(f"{PROGRAM}: {said}; allowed: {', '.join(commands())}, --help, --version")
+        said = f"{name}: no such command; {nearest(name, commands())}" if name else "no command given; "
+        raise ConfigError(f"{PROGRAM}: {said}allowed: {', '.join(commands())}, --help, --version")
     return None
 
 
@@ -74,7 +75,7 @@ def grouped() -> dict[str, list[str]]:
 
 
 def _parser(name: str) -> Parser:
-    return Parser(prog=f"{PROGRAM} {name}", description=OWN[name].help)
+    return Parser(prog=f"{PROGRAM} {name}", description=OWN[name].purpose)
 
 
 def _sweep(arguments: list[str]) -> int | None:
@@ -153,19 +154,21 @@ def _demo(arguments: list[str]) -> int | None:
 
 def _list(arguments: list[str]) -> None:
     parser = _parser("list")
+    parser.add_argument("groups", metavar="GROUP", nargs="*", help="such as study, mitigation, fault; default: all")
     parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="of your own mitigations and faults")
-    folder = parser.parse_args(arguments).config_dir
+    options = parser.parse_intermixed_args(arguments)
     from harness.basics.terminal import Terminal
-    from sweeps.commands.catalogue import print_catalogue
+    from sweeps.commands.catalogue import HEADINGS, group_called, print_catalogue
     from sweeps.compose.places import check_folder
 
-    check_folder(folder)
-    print_catalogue(folder, Terminal())
+    check_folder(options.config_dir)
+    groups = dict.fromkeys(map(group_called, options.groups)) or HEADINGS
+    print_catalogue(options.config_dir, Terminal(), [*groups])
 
 
 def _claims(arguments: list[str]) -> int | None:
     act = arguments[0] if arguments[:1] in (["run"], ["verdict"], ["parts"]) else ""
-    parser = Parser(prog=f"{PROGRAM} claims {act}".rstrip(), description=OWN["claims"].help)
+    parser = Parser(prog=f"{PROGRAM} claims {act}".rstrip(), description=OWN["claims"].purpose)
     if act == "verdict":
         parser.add_argument("out", metavar="OUT", type=Path, help="results folder of claims run")
         parser.add_argument("--page", metavar="FILE", type=Path, help="a page whose table of verdicts takes them, too")
@@ -224,18 +227,62 @@ def _completion(arguments: list[str]) -> None:
 
 OWN = {
     "sweep": Command("train a grid, a study or a search: KEY=VALUE[,VALUE...]", _sweep),
-    "status": Command("what is done, runs, waits, has failed or was lost", partial(_on_folder, "status")),
-    "cancel": Command("take a sweep's jobs out of Slurm's queue", partial(_on_folder, "cancel")),
-    "retry": Command("train what has failed or is missing, by the same command", _retry),
-    "extend": Command("have finished trials go on to more steps: --steps N", _extend),
-    "merge": Command("have the trials of several folders in one, each checked", _merge),
-    "remove": Command("take trials out of a folder for good: --where KEY=VALUE", _remove),
-    "demo": Command("train a small study and report on it, in two minutes", _demo),
-    "list": Command("every mitigation and fault with one line and its paper", _list),
-    "claims": Command("what is claimed of training, and what is right about it", _claims),
-    "verify": Command("whether every file of a store is there as it was written", partial(_on_folder, "verify")),
+    "status": Command(
+        "what is done, runs, waits, has failed or was lost",
+        partial(_on_folder, "status"),
+        "Says how many trials of a sweep are done, run, wait, have failed or were lost. Changes nothing.",
+    ),
+    "cancel": Command(
+        "take a sweep's jobs out of Slurm's queue",
+        partial(_on_folder, "cancel"),
+        "Takes the jobs of a sweep out of Slurm's queue. What is trained stays; the same sweep goes on from there.",
+    ),
+    "retry": Command(
+        "train what has failed or is missing, by the same command",
+        _retry,
+        "Repeats the command of a sweep, so that trials that have failed or are missing are trained.",
+    ),
+    "extend": Command(
+        "have finished trials go on to more steps: --steps N",
+        _extend,
+        "Trains finished trials of a sweep with keep=state further, up to N steps, in the same folder.",
+    ),
+    "merge": Command(
+        "have the trials of several folders in one, each checked",
+        _merge,
+        "Copies the trials of several results folders of one study into one folder, and checks every file.",
+    ),
+    "remove": Command(
+        "take trials out of a folder for good: --where KEY=VALUE",
+        _remove,
+        "Removes trials from a results folder for good, after asking.",
+    ),
+    "demo": Command(
+        "train a small study and report on it, in two minutes",
+        _demo,
+        "Trains the study quickstart (72 small GPTs, some two minutes) and writes its report: a first look.",
+    ),
+    "list": Command(
+        "studies, recipes, mitigations, faults ..., a line each",
+        _list,
+        "Lists what can be chosen by name on the command line of sweep, a line each with its paper.",
+    ),
+    "claims": Command(
+        "what is claimed of training, and what is right about it",
+        _claims,
+        "Published claims about training: lists them, trains what tests them (run) and says which hold (verdict).",
+    ),
+    "verify": Command(
+        "whether every file of a store is there as it was written",
+        partial(_on_folder, "verify"),
+        "Checks that every file of a results folder is there and is as it was written. Changes nothing.",
+    ),
     "coordinate-check": Command("whether every size changes equally in its first steps", _coordinate_check),
-    "completion": Command("a script that completes these commands in bash, zsh or fish", _completion),
+    "completion": Command(
+        "a script that completes these commands in bash, zsh or fish",
+        _completion,
+        "Prints a script with which a shell completes these commands, their options, keys and values.",
+    ),
 }
 
 

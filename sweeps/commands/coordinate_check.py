@@ -64,6 +64,10 @@ from sweeps.compose.overrides import with_homes
 from sweeps.compose.places import named
 from sweeps.compose.settings import LARGEST_PACK
 
+PURPOSE = (
+    "Measures whether the first steps of training change activations equally at every width or depth, as muP wants it, "
+    "and draws it."
+)
 LINE, ROW = 150, 26  # characters in a line above the figure, and beside a row of panels
 _NUMBER = re.compile(r"[0-9]{1,18}")
 ACTIVATIONS = {
@@ -241,7 +245,7 @@ def _picture(text: str) -> Path:
 
 
 def _parser(program: str) -> Parser:
-    parser = Parser(prog=program, description=(__doc__ or "").split("\n")[0])
+    parser = Parser(prog=program, description=PURPOSE)
     widths = partial(_sizes, range(HEAD_DIM, WIDEST + 1, HEAD_DIM), f"multiples of {HEAD_DIM} up to {WIDEST}")
     depths = partial(_sizes, range(1, DEEPEST + 1), f"whole numbers from 1 to {DEEPEST}")
     steps, seeds = partial(_count, MOST_STEPS), partial(_count, LARGEST_PACK)

@@ -17,6 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from harness.basics.errors import Parser
 from harness.basics.printing import printable
 from harness.config import ConfigError, Problems
 from sweeps.compose.folders import OPTIONS, launch_of, words_of_size
@@ -155,7 +156,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(list(arguments))  # overrides may stand on both sides of a flag
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
         flags = "--config-dir DIR, -m, --verbose, --help, --list, --cfg, --info"
         hint = " (did you mean plan=true?)" if any(word in message.split() for word in REHEARSALS) else ""

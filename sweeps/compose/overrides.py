@@ -32,6 +32,8 @@ from injectors import fault_types
 from sweeps.compose import settings
 from sweeps.compose.hydra_calls import own_folder
 from sweeps.compose.places import JOINED, is_general, listed, options, parts_of, unknown_option
+from sweeps.compose.unreadable import why
+from sweeps.compose.usual_names import usual
 from sweeps.compose.yaml_files import LARGEST, has_control
 
 GROUPS = ("study", "search", "recipe", "mitigation", "fault", "detect", "playbook")
@@ -80,16 +82,18 @@ def known_keys() -> tuple[str, ...]:
 def unknown_key(key: str, value: Any, known: Iterable[str], where: str = "") -> ConfigError:
     """The error for a key that does not exist, with the nearest keys that do.
 
-    Where some are of that name in another section, such as `optim.lr` for `lr`, they are all that is said.
+    Where some are of that name in another section, such as `optim.lr` for `lr`, or other programs call them so, as
+    `learning_rate`, they are all that is said.
     """
     known = list(known)
-    if same := _elsewhere(key, known):
+    called, note = usual(key, known)
+    if same := _elsewhere(key, known) or called:
         close, near = same, [*same, "and the other keys that `sweep --cfg job` prints"]
     else:
         close = _misspelt(key, known)
         section = f"{key.split('.')[0]}."
         near = [k for k in known if k.startswith(section)] or sorted({k.split(".")[0] for k in known})
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    hint = f"did you mean {' or '.join(close)}{note}? " if close else ""
     return ConfigError(f"{key}={value}: unknown key{where}; {hint}allowed: {', '.join(near)}")
 
 
@@ -128,8 +132,7 @@ def parse(text: str) -> Override:
         reason = "a number of too many digits"
         raise ConfigError(f"{_start(text)}: not an override ({reason}); allowed: key=value") from None
     except HydraException as error:
-        reason = str(error).split("\n")[0]
-        raise ConfigError(f"{text}: not an override ({reason}); allowed: key=value") from None
+        raise ConfigError(f"{text}: {why(text, str(error).splitlines()[0])}") from None
 
 
 def _check_form(text: str) -> None:

@@ -26,7 +26,7 @@ from sweeps.compose.yaml_files import has_control, short, text_of, tree_of
 GROUPS = ("study", "recipe", "mitigation", "fault", "playbook")  # whose options are files
 JOINED = ("mitigation", "detect")  # groups of which several options may be chosen at once, joined by +
 TAKEN = ("config.yaml", "schema.yaml", "hydra", "hydra_plugins", "search")  # what a user's folder has none of
-LISTED = ("recipe", "mitigation", "fault", "detect", "playbook")  # whose options `list` shows
+LISTED = ("study", "search", "recipe", "mitigation", "fault", "detect", "playbook")  # whose options `list` shows
 NONE = "none"
 PLAIN = "plain"  # the recipe of harness/config/model.py and recipe.py as it is
 MOST_NAMES = 50  # that an error lists; beyond it a line would be a page

@@ -50,7 +50,7 @@ class Campaign:
         share = f"{self.samples / size:.0%}" if self.samples / size >= 0.01 else "under 1%"
         return (
             f"campaign {self.fault.name} at {self.fault.site}: {self.samples} of {size:,} faults ({share}); "
-            f"a share of them will be known to within {half_width(self.samples):.3f} (95%, at one half)"
+            f"the 95% interval of a share of them will be at most {2 * half_width(self.samples):.3f} wide"
         )
 
 

@@ -23,10 +23,11 @@ from harness.model.heads import heads_of
 from harness.model.precision import pick_device
 from harness.model.scaling import tensor_table
 from harness.model.start import check_start, start_digests, start_of
+from harness.storage.checkpoint import Checkpoints
 from harness.storage.last_weights import has_weights
 from harness.storage.progress_files import read_asked, write_plan
 from harness.storage.records import Unreadable
-from harness.storage.results_folder import ResultsPath
+from harness.storage.results_folder import FolderLost, ResultsPath
 from harness.storage.store import check_store, open_store
 from harness.storage.stored import STORE, complete_trials, read_packs
 from harness.storage.zarr_files import METADATA
@@ -40,7 +41,7 @@ from sweeps.planning.limits import check_block, check_disk, check_processes
 from sweeps.planning.packs import PackPlan, Plan
 from sweeps.planning.plan_table import print_plan, say_counts
 from sweeps.planning.planner import make_plan
-from sweeps.running.job import Ended, Failed, Job, begun_packs, corpus_of, without_order
+from sweeps.running.job import CHECKPOINTS, Ended, Failed, Job, begun_packs, corpus_of, without_order
 from sweeps.running.kernels import kernel_notes, with_kernels
 from sweeps.running.leftovers import remove_leftovers
 from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor, heard_by
@@ -157,6 +158,7 @@ def run_sweep(
     taken = {trial.id for job in running for trial in job.pack.recorded}
     asked = {trial.id for trial in trials} | {trial.golden.id for trial in trials}
     begun = begun_packs(run.out, asked - complete - taken) if has_results else []
+    notes = [*notes, *_going_on(run.out, begun)]
     begun += more.packs(begun, complete | taken) if more else []
     plan, executor, lacking = _planned(trials, run, executor, device, processes, complete | taken, begun)
     if is_rehearsal or not run.plan:
@@ -192,9 +194,26 @@ def run_sweep(
         return 0
     summarize(plan, run, results, console, is_idle=not (jobs or running), name=name)
     if stopped:
-        console.print("interrupted; the same command goes on from here", highlight=False)
+        console.print(f"interrupted; {_saved(jobs)}the same command goes on from here", highlight=False)
         return 143 if isinstance(stopped, Terminated) else 130
     return 1 if any(isinstance(result, Failed) for result in results) else 0
+
+
+def _going_on(out: Path, begun: Sequence[PackPlan]) -> Iterator[str]:
+    """A line on packs that were stopped and have checkpoints."""
+    if begun:
+        folder = ResultsPath.at(out) / CHECKPOINTS
+        farthest = max(Checkpoints(folder / pack.id).latest or 0 for pack in begun)
+        several = f"{len(begun)} packs go on from their checkpoints, the farthest at"
+        yield f"{several if len(begun) > 1 else '1 pack goes on from its checkpoint, at'} step {farthest}"
+
+
+def _saved(jobs: Sequence[Job]) -> str:
+    """How far the checkpoints of packs are that were stopped; empty where there is none."""
+    steps = []
+    with contextlib.suppress(FolderLost, ConfigError):
+        steps = [step for job in jobs if (step := job.checkpoints.latest)]
+    return f"checkpoints saved up to step {max(steps)}; " if steps else ""
 
 
 def _never_kept(trials: Sequence[Trial]) -> Iterator[str]:
@@ -268,6 +287,7 @@ def _followed(
     results: list[Ended] = []
     with (
         heard_by(_terminate, signal.SIGTERM),
+        heard_by(signal.default_int_handler, signal.SIGINT),  # a shell has a command in the background ignore it
         Display([job.pack for job in (*jobs, *running)], out, console) as display,
         contextlib.closing(executor(jobs, running)) as stream,
     ):

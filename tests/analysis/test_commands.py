@@ -97,7 +97,7 @@ def test_a_broken_package_is_one_line_and_hinders_no_sweep(
         assert console.run(["--help"]) == main(["incidents", "nowhere"]) == 2
         assert capsys.readouterr().err.count(f"count = {module}: {BROKEN[module]}") == 2
         assert console.run(["status", "nowhere"]) == 2
-        assert "out=nowhere: holds no results" in capsys.readouterr().err
+        assert "out=nowhere: does not exist" in capsys.readouterr().err
     finally:
         console.commands.cache_clear()
 
@@ -106,7 +106,7 @@ def test_a_command_loads_no_other() -> None:
     """One that prints a table draws nothing."""
     lines = "import sys, analysis.__main__ as m; m.main(['incidents', 'nowhere']); print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "error: out=nowhere: holds no results" in done.stderr
+    assert "error: out=nowhere: does not exist" in done.stderr
     loaded = set(done.stdout.split())
     assert "analysis.commands.incidents" in loaded
     assert not loaded & {"analysis.commands.figure", "analysis.commands.export", "seaborn"}

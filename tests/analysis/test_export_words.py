@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib.util
+import json
 import os
+import re
 import shutil
 import socket
 import sqlite3
@@ -19,7 +22,8 @@ import pytest
 import xarray as xr
 
 from analysis import incidents, open_sweep
-from analysis.export.names import cell, key, text
+from analysis.export import runs
+from analysis.export.names import cell, former_name, key, sweep_name, text
 from analysis.export.pages import SEAL
 from analysis.export.targets import mlflow as mlflow_target
 from harness.storage.results_folder import ResultsPath
@@ -37,7 +41,7 @@ from tests.analysis.exporting import (
     waits,
 )
 from tests.analysis.test_strangers_names import EVIL, Odd
-from tests.analysis.tracked import LIBRARIES, READ, is_in_ci
+from tests.analysis.tracked import LIBRARIES, READ, TRACKERS, is_in_ci
 
 __all__ = ["environment", "no_network", "out", "target", "tracker"]  # fixtures
 
@@ -67,12 +71,12 @@ def test_trials_are_chosen(out: Path, words: list[str], trials: int) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--where", "widht=32"], "--where widht=32: unknown key; allowed keys: trial, golden, outcome"),
+        (["--where", "widht=32"], "--where widht=32: unknown key; did you mean width? allowed keys: trial, "),
         (["--where", "width"], "--where width: is not KEY=VALUE; allowed keys: trial,"),
         (["--where", "lr=0.5"], "--where lr=0.5: no trial has it; allowed: 0.001, 0.01, 1.0"),
         (["--where", "lr=0.01,x"], "--where lr=x: no trial has it; allowed: 0.001"),
         (["--where", "lr=1", "--where", "complete=false"], "no trial is all of that"),
-        (["--signals", "los"], "--signals los: unknown; allowed: loss, validation_loss"),
+        (["--signals", "los"], "--signals los: unknown; did you mean loss? allowed: loss, validation"),
     ],
 )
 def test_what_no_trial_has_is_one_line(out: Path, words: list[str], told: str) -> None:
@@ -86,6 +90,61 @@ def test_where_it_goes_by_default(out: Path, monkeypatch: pytest.MonkeyPatch) ->
     said(["export", "out", "--to", "csv"], 0)
     (folder,) = (out.parent / "export" / "csv").iterdir()
     assert sorted(path.name for path in folder.iterdir()) == ["curves.csv", "events.csv", "trials.csv"]
+
+
+def names_in(place: Path) -> set[str]:
+    """Names of the sweeps that a place has, as its files and folders and MLflow's experiments have them."""
+    found = {
+        re.sub(r"(-pages|\.nc|\.db.*|\.lock)$", "", path.name) for path in place.iterdir() if re.search(END, path.name)
+    }
+    if (file := place / "mlflow.db").exists():
+        with contextlib.closing(sqlite3.connect(file)) as tables:
+            found |= {name for (name,) in tables.execute("SELECT name FROM experiments") if re.search(END, name)}
+    return {name for name in found if not name.startswith("exported-")}
+
+
+END = r"-[0-9a-f]{8}"
+
+
+def test_a_sweep_has_the_name_of_its_folder_and_keeps_it(out: Path, target: str) -> None:
+    """That of the folder when it was first exported to a place: one that is renamed is no other sweep."""
+    place, id = out.parent / "place", ResultsPath.open(out).id[:8]
+    renamed = out.rename(out.parent / "mine")
+    study = open_sweep(renamed).attrs["study"]
+    told = " ".join(export(renamed, target))
+    name = f"mine-{key(study)}-{id}"
+    assert names_in(place) == {name} and name in told
+    export(renamed.rename(out.parent / "other"), target)
+    assert names_in(place) == {name}
+    assert sweep_name("grid", "grid", id) == former_name("grid", id) == f"grid-{id}", "results/STUDY, as before"
+
+
+@pytest.mark.parametrize("told", [{}, {"name": "../elsewhere"}], ids=["", "changed"])
+def test_what_an_earlier_version_has_exported_goes_on(
+    out: Path, target: str, told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, id = out.parent / "place", ResultsPath.open(out).id[:8]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(runs, "sweep_name", lambda folder, study, id: former_name(study, id))
+        export(out, target)
+    for file in place.glob("exported-*.json"):  # which had no name in it
+        old = {key: value for key, value in json.loads(file.read_text()).items() if key != "name"}
+        file.write_text(json.dumps(old | told))
+    (before,) = names_in(place)
+    said = export(out, target)
+    assert names_in(place) == {before} == {f"{key(open_sweep(out).attrs['study'])}-{id}"}
+    assert target not in TRACKERS or "nothing new" in said[0]
+
+
+def test_mlflow_ui_is_told_with_what_it_needs(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra brings MLflow without its server."""
+    usable("mlflow", monkeypatch, out.parent)
+    known, there = importlib.util.find_spec, {"flask": False}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: there.get(name) or known(name, *more))
+    if known("flask") is None:
+        assert "`pip install mlflow` (the server) and then `mlflow ui --backend-store-uri " in export(out, "mlflow")[-1]
+    there["flask"] = True
+    assert "look at it with `mlflow ui --backend-store-uri sqlite:///" in export(out, "mlflow")[-1]
 
 
 def test_a_results_folder_is_no_place(out: Path) -> None:

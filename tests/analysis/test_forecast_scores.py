@@ -205,6 +205,25 @@ def test_what_is_trained_already_cannot_be_sealed(both: tuple[Path, Path], tmp_p
     assert not (tmp_path / "late.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a,b\n1,2\n1,2,3\n", "is no table: its first line has 2 columns, line 3 has 3"),
+        (b"# A page\n\nwords\na, comma\n", "is no table: its first line has 1 column, line 4 has 2"),
+        (b"\x89PNG\r\n\x1a\n\x00\xff", "is no text in UTF-8"),
+        (b"", "is empty"),
+        (b'a,b\n"1,2\n', "is no table"),
+    ],
+)
+def test_a_file_that_is_no_table_of_runs(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert main(["forecast", "--from", str(tmp_path / "file"), "--predict", "width=3"]) == 2
+    told = capsys.readouterr().err
+    assert told == f"error: --from {tmp_path / 'file'}: {said}; allowed: a CSV file, a row for each run\n"
+
+
 def test_a_table_is_forecast_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"parameters": n, "lr": lr, "seed": seed, "loss": 9.0 if lr > 1e5 / n else 2 + 1e5 / n, "initial_loss": 5.0}

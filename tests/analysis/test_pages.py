@@ -276,8 +276,8 @@ def test_the_commands_write_pages(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"Page: {page}\n" and page.stat().st_size > 10**6
     for arguments, reason in {
         ("trial", str(tmp_path), "../../x"): "TRIAL='../../x': no such trial",
-        ("trial", str(tmp_path / "none"), trial.id): "holds no results",
-        ("watch", str(tmp_path / "none")): "holds no results",
+        ("trial", str(tmp_path / "none"), trial.id): "does not exist",
+        ("watch", str(tmp_path / "none")): "does not exist",
         ("watch", str(tmp_path), "--port", "http"): "--port=http: not a port; allowed: 1 to 65535",
         ("watch", str(tmp_path), "--port=65536"): "--port=65536: not a port",
     }.items():

@@ -29,6 +29,16 @@ def test_a_pipe_has_a_line_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == 3 and WORDS in found[1] and found[2].endswith("-")
 
 
+def test_whole_numbers_are_in_full() -> None:
+    """A width of 1024 is no 1.02e+03, also beside fractions."""
+    table = pd.DataFrame({"width": [1024.0, 1536.5], "rate": [0.0123456, 2e7]})
+    assert [line.split() for line in table_lines(table)] == [
+        ["width", "rate"],
+        ["1024", "0.0123"],
+        ["1.54e+03", "2e+07"],
+    ]
+
+
 def test_a_wide_terminal_has_it_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines(monkeypatch, 200) == lines(monkeypatch, 60, is_terminal=False)
 

@@ -347,7 +347,7 @@ def test_errors_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.Capture
     assert main(["report", str(tmp_path / "missing")]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
-    assert captured.err.startswith(f"error: out={tmp_path / 'missing'}: holds no results; allowed: ")
+    assert captured.err.startswith(f"error: out={tmp_path / 'missing'}: does not exist; allowed: ")
 
     synthetic.write_pack(tmp_path, [synthetic.make_trial()])
     (tmp_path / "report.html").mkdir()
@@ -358,7 +358,7 @@ def test_errors_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert main(["nonsense"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: python -m analysis: argument command: invalid choice: 'nonsense' ")
+    assert line.startswith("error: python -m analysis: argument command: invalid choice: 'nonsense'; allowed: ca")
 
 
 # --- in a browser ------------------------------------------------------------------------------------------------

@@ -324,7 +324,7 @@ def test_a_folder_that_goes_is_told_and_what_was_seen_stays(tmp_path: Path) -> N
     out.rename(tmp_path / "moved")
     follower.look()
     told = follower.news(0)
-    assert "holds no results" in told["message"] and told["overview"]["trials"] == [trial.id for trial in first]
+    assert "does not exist" in told["message"] and told["overview"]["trials"] == [trial.id for trial in first]
     synthetic.write_pack(out, first)  # another folder of that name
     follower.look()
     assert "was moved or removed meanwhile" in follower.news(0)["message"]

@@ -189,7 +189,9 @@ def test_a_folder_that_was_moved_is_noticed_and_not_made_again(
 
 
 def test_what_is_no_results_folder_is_not_opened(tmp_path: Path) -> None:
-    for out in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(ConfigError, match="holds no results; allowed: a folder that a sweep has written"):
+    (tmp_path / "file").write_text("")
+    reasons = {"": "holds no results", "missing": "does not exist", "file": "is no folder"}
+    for out, reason in ((tmp_path / name, reason) for name, reason in reasons.items()):
+        with pytest.raises(ConfigError, match=f"{reason}; allowed: a folder that a sweep has written"):
             ResultsPath.open(out)
     assert list(tmp_path.iterdir()) == []

@@ -62,7 +62,7 @@ def test_everyone_who_reads_them_takes_any_tensor(cut: Tensor, tmp_path: Path) -
 def test_a_batch_of_odd_parts_is_cut_into_rows_and_put_together(rows: int) -> None:
     """Three bytes of a mask come before numbers of eight: with one sample these lie at no multiple of eight."""
     mask, labels = torch.ones(rows, 3, dtype=torch.bool), TABLE.T[:rows, 2:3]
-    values, put = as_rows([mask, labels, TABLE[:rows]])
+    values, put = as_rows([mask, labels, TABLE[:rows]], "duplicated_batch")
     assert values.shape == (rows, 3 + 8 + 72)
     again = put(values)
     assert all(torch.equal(one, other) for one, other in zip(again, [mask, labels, TABLE[:rows]], strict=True))

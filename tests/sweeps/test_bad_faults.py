@@ -118,7 +118,7 @@ CASES = {
     ),
     "results that are not there": (
         ["fault=replay", "fault.record=nowhere:0123"],
-        "fault.record=nowhere:0123: holds no results",
+        "fault.record=nowhere:0123: does not exist",
         "allowed",
     ),
     "no record": (["fault=replay"], "fault.record=: no such file", "allowed: a file that holds a record"),

@@ -20,6 +20,17 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has
 CASES = {
     "unknown key": (["model.widht=32"], "model.widht=32: unknown key; did you mean model.width", "model.context, "),
     "no section": (["lr=1e-3"], "lr=1e-3: unknown key; did you mean optim.lr?", "optim.lr, and the other keys"),
+    "another's name": (
+        ["optim.learning_rate=1"],
+        "optim.learning_rate=1: unknown key; did you mean optim.lr?",
+        "other",
+    ),
+    "another's quantity": (["n_layer=2"], "n_layer=2: unknown key; did you mean model.depth?", "model.depth, and"),
+    "another unit": (
+        ["epochs=2"],
+        "epochs=2: unknown key; did you mean train.steps (a run is as long as",
+        "train.steps",
+    ),
     "another section": (["optimizer.lr=1"], "optimizer.lr=1: unknown key; did you mean optim.lr?", "optim.lr,"),
     "no section, misspelt": (["stepss=3"], "stepss=3: unknown key; did you mean train.steps or ", "adafactor"),
     "at the top": (["seeds=3"], "seeds=3: unknown key; did you mean seed? ", "adafactor"),
@@ -144,15 +155,15 @@ CASES = {
     "forced key": (["++optim.lr=1"], "++optim.lr=1: keys cannot be added or removed", "allowed: key=value"),
     "removed key": (["~optim.lr"], "~optim.lr: keys cannot be added or removed", "allowed: key=value"),
     "removed group": (["~mitigation"], "~mitigation: keys cannot be added or removed", "allowed: key=value"),
-    "open bracket": (["optim.lr=["], "optim.lr=[: not an override", "allowed: key=value"),
-    "open quote": (['optim.lr="1'], 'optim.lr="1: not an override', "allowed: key=value"),
+    "open bracket": (["optim.lr=["], "optim.lr=[: a bracket is not closed", "'optim.lr=range(3)'"),
+    "open quote": (['optim.lr="1'], 'optim.lr="1: a quote is not closed', "a quote before and after"),
     "no key": (
         ["=3"],
         "=3: unknown key",
         "allowed: adafactor, adagc, ademamix, block, campaign, checkpoint, cpu",
     ),
-    "a word alone": (["quickstart"], "quickstart: not an override", "allowed: key=value"),
-    "a key alone": (["optim.lr"], "optim.lr: not an override", "allowed: key=value"),
+    "a word alone": (["quickstart"], "quickstart: has no =; did you mean study=quickstart? ", "allowed: key=value"),
+    "a key alone": (["optim.lr"], "optim.lr: has no =", "allowed: key=value"),
     "given twice": (["seed=1", "seed=2"], "seed=1 seed=2: seed is given 2 times", "allowed: once"),
     "no such folder of studies": (
         ["--config-dir=nowhere"],

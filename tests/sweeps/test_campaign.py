@@ -215,7 +215,7 @@ def test_no_envelope_if_none_is_wanted(tmp_path: Path) -> None:
 
 
 def test_the_plan_counts_the_population(empty: Path) -> None:
-    """Elements times bits times steps; and half of Wilson's interval of a share of one half, z / (2 sqrt(n + z^2))."""
+    """Elements times bits times steps; Wilson's interval is widest at one half, z / sqrt(n + z^2)."""
     ended = command.call(*command.tiny(*DRAWN, "fault.samples=40", "plan=true"))
     assert (ended.status, ended.err, list(empty.iterdir())) == (0, "", [])
     activations = sum(math.prod(shape) for shape in TAPS.values())
@@ -224,7 +224,7 @@ def test_the_plan_counts_the_population(empty: Path) -> None:
     for site in SITES:
         size = sizes.get(site, 1) * 32 * 3
         share = "42%" if site == "learning_rate" else "under 1%"
-        words = f"a share of them will be known to within {half:.3f} (95%, at one half)"
+        words = f"the 95% interval of a share of them will be at most {2 * half:.3f} wide"
         assert f"campaign bit_flip at {site}: 40 of {size:,} faults ({share}); {words}\n" in ended.out
     assert "408 trials asked for, 1 golden twin added, 0 complete already: 409 to train" in ended.out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pty
 import re
@@ -15,6 +16,7 @@ import yaml
 from harness.detectors.table import DETECTORS
 from injectors import fault_types
 from sweeps.commands.catalogue import HEADINGS, CatalogueEntry, entries, said_in
+from sweeps.commands.console import run
 from sweeps.compose.hydra_calls import FOLDER
 from tests.sweeps import command
 
@@ -129,6 +131,17 @@ def test_head_comments(tmp_path: Path, content: str, said: str) -> None:
     assert said_in(file) == said.format(file=file)
 
 
+def test_some_groups_alone(empty: Path) -> None:
+    """In the order in which they are named, in the singular or the plural; studies with what they ask."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert run(["list", "faults", "study"]) == 0
+    faults, studies = out.getvalue().split("\n\n")
+    assert faults.startswith(HEADINGS["fault"]) and studies.startswith(HEADINGS["study"])
+    question = yaml.safe_load((FOLDER / "study" / "quickstart.yaml").read_text())["about"]["question"]
+    assert re.search(rf"^quickstart +{re.escape(question)}$", studies, re.MULTILINE)
+
+
 # --- beside it ---------------------------------------------------------------------------------------------------
 
 
@@ -167,7 +180,8 @@ def sentences(text: str) -> int:
     return len(re.findall(r"[.!?](?=\s|$)", re.sub(r"\([^()]*\)", "", text)))
 
 
-OURS = [entry for group in HEADINGS for entry in entries(group) if entry.name not in ("none", "replay")]
+WITH_SOURCES = [group for group in HEADINGS if group not in ("study", "search")]
+OURS = [entry for group in WITH_SOURCES for entry in entries(group) if entry.name not in ("none", "replay")]
 """All but the recipe as it is, the golden run and what does a recorded fault again, which are nobody's but ours."""
 
 

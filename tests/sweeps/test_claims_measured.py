@@ -230,7 +230,7 @@ def test_of_poisoned_batches_there_is_no_deviation(fault: str, is_poison: bool, 
     ("changes", "reason"),
     [
         ({"of": {"mitigation": "qk_nrom"}}, "claim=mine: of: mitigation=qk_nrom: no trial has it; allowed: none, qk"),
-        ({"against": {"widht": 16}}, "claim=mine: against: widht=16: unknown key; allowed keys: "),
+        ({"against": {"widht": 16}}, "claim=mine: against: widht=16: unknown key; did you mean width? allowed keys: "),
         ({"against": {"seed": 100}}, "claim=mine: of=mitigation=qk_norm: shares 3 trials with seed=100"),
         ({"cells": ["widht"]}, "claim=mine: cells: widht: is no coordinate of these trials; allowed: "),
     ],

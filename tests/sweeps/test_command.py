@@ -46,34 +46,62 @@ def test_each_command_has_help_of_the_same_style(name: str, capsys: pytest.Captu
     assert status_of(name, "--help") == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(f"usage: stability-harness {name} ") and not printed.err
+    if name != "sweep":
+        purpose = " ".join(printed.out.split("\n\n")[1].split())
+        assert purpose[0].isupper() and purpose.endswith(".") and len(purpose) >= 50
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "stability-harness: no command given; allowed: sweep, status, "),
-        (["swep"], "stability-harness: swep: no such command; allowed: sweep, status, "),
+        (["swep"], "stability-harness: swep: no such command; did you mean sweep? allowed: sweep, status, "),
+        (["raport"], "stability-harness: raport: no such command; did you mean report? allowed: sweep, status, "),
         (["seed=1"], "stability-harness: seed=1: no such command; allowed: sweep, status, "),
-        (["--list"], "stability-harness: --list: no such command; allowed: sweep, status, "),
+        (["--list"], "stability-harness: --list: no such command; did you mean list? allowed: sweep, status, "),
         (["status"], "stability-harness status: the following arguments are required: OUT; allowed: "),
         (["status", "a", "b"], "stability-harness status: unrecognized arguments: b; allowed: "),
-        (["cancel", "nowhere"], "out=nowhere: holds no results; allowed: "),
-        (["status", "nowhere"], "out=nowhere: holds no results; allowed: "),
+        (["cancel", "nowhere"], "out=nowhere: does not exist; allowed: "),
+        (["status", "nowhere"], "out=nowhere: does not exist; allowed: "),
         (["list", "--config-dir=nowhere"], "--config-dir=nowhere: no such folder; allowed: "),
         (["postmortem", "x"], "stability-harness postmortem: the following arguments are required: TRIAL; allowed: "),
         (["report"], "stability-harness report: the following arguments are required: OUT; allowed: "),
         (["report", "nowhere"], "out=nowhere: "),
         (
             ["figure", "nonsense", "out", "x.svg"],
-            "stability-harness figure: argument NAME: invalid choice: 'nonsense' ",
+            "stability-harness figure: argument NAME: invalid choice: 'nonsense'; allowed: loss_against_rate, ",
+        ),
+        (
+            ["figure", "loss_vs_rate", "out", "x.svg"],
+            "stability-harness figure: argument NAME: invalid choice: 'loss_vs_rate'; "
+            "did you mean loss_against_rate? allowed: loss_against_rate, ",
+        ),
+        (
+            ["export", "x", "--to", "csvv"],
+            "stability-harness export: argument --to: invalid choice: 'csvv'; did you mean csv? allowed: csv, mlflow, ",
+        ),
+        (["report", "a", "b"], "stability-harness report: unrecognized arguments: b; allowed: "),
+        (
+            ["report", "a", "--postmortms", "1"],
+            "stability-harness report: unrecognized arguments: --postmortms 1; did you mean --postmortems? allowed: ",
+        ),
+        (
+            ["list", "mitigatoin"],
+            "GROUP=mitigatoin: unknown; did you mean mitigation? allowed: study, search, recipe, ",
         ),
         (
             ["coordinate-check"],
             "stability-harness coordinate-check: the following arguments are required: out; allowed: ",
         ),
-        (["completion", "tcsh"], "stability-harness completion: argument shell: invalid choice: 'tcsh' "),
+        (
+            ["completion", "tcsh"],
+            "stability-harness completion: argument shell: invalid choice: 'tcsh'; allowed: bash, ",
+        ),
         (["sweep", "--foo"], "unrecognized arguments: --foo; allowed: KEY=VALUE, --config-dir DIR, "),
-        (["sweep", "--cfg=nonsense"], "argument --cfg/-c: invalid choice: 'nonsense' "),
+        (
+            ["sweep", "--cfg=nonsense"],
+            "stability-harness: argument --cfg/-c: invalid choice: 'nonsense'; allowed: job, ",
+        ),
         (["sweep", "sed=1"], "sed=1: unknown key; did you mean seed? allowed: "),
     ],
 )
@@ -83,6 +111,13 @@ def test_wrong_words_are_one_line(words: list[str], said: str, empty: Path, caps
     assert not printed.out and not list(empty.iterdir())
     (line,) = printed.err.splitlines()
     assert line.startswith(f"error: {said}")
+
+
+def test_what_an_option_takes_is_named_where_it_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("export", "x") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: stability-harness export: the following arguments are required: --to; allowed: ")
+    assert said.endswith("; --to: csv, mlflow, netcdf, parquet, tensorboard, trackio, wandb\n")
 
 
 def test_both_ways_do_the_same(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,7 @@ def test_the_other_run_is_chosen(out: Path, capsys: pytest.CaptureFixture[str]) 
         (["--most", "0"], "error: --most=0: out of range; allowed: 1 or more"),
         (["--from", "abc"], "error: --from=abc: reads the batches of one trial; allowed: beside TRIAL"),
         (["TRIAL", "--where", "seed=0"], "error: --where seed=0: chooses among all trials; allowed: without TRIAL"),
-        (["--where", "sed=0"], "error: --where sed=0: unknown key; allowed keys: "),
+        (["--where", "sed=0"], "error: --where sed=0: unknown key; did you mean seed? allowed keys: "),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], said: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:

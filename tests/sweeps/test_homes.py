@@ -55,7 +55,7 @@ def test_in_a_study(home: Path) -> None:
         ("data.path", "~/nothing", "data.path=~/nothing: no such file or folder"),
         ("data.path", "~nobody-of-this-name/x", "data.path=~nobody-of-this-name/x: no such file or folder"),
         ("fault.record", "~/nothing", "fault.record=~/nothing: no such file"),
-        ("fault.record", "~/nothing:0123456789abcdef", "fault.record=~/nothing:0123456789abcdef: holds no results"),
+        ("fault.record", "~/nothing:0123456789abcdef", "fault.record=~/nothing:0123456789abcdef: does not exist"),
     ],
 )
 def test_nothing_there(home: Path, key: str, path: str, words: str) -> None:

@@ -377,14 +377,14 @@ def test_the_command_crosses(out: Path, sweep: xr.Dataset, capsys: pytest.Captur
     ("arguments", "line"),
     [
         (["postmortem", "OUT", "nothing"], "error: TRIAL='nothing': no such trial in "),
-        (["postmortem", "/nowhere", "x"], "error: out=/nowhere: holds no results; allowed: "),
+        (["postmortem", "/nowhere", "x"], "error: out=/nowhere: does not exist; allowed: "),
         (["postmortem", "OUT", "x", "cost.per_hour=dear"], "error: cost.per_hour=dear: not a price; allowed: "),
         (["postmortem", "OUT", "x", "cost.hour=1"], "error: cost.hour=1: unknown key; allowed: cost.per_hour=NUMBER"),
         (["incidents", "OUT", "cost.per_hour=-1"], "error: cost.per_hour=-1: not a price; allowed: "),
         (["cross", "OUT", "GOLDEN", "--from", "nothing"], "error: TRIAL='nothing': no such trial in "),
         (["cross", "OUT", "GOLDEN", "--from", "GOLDEN"], "error: TRIAL=GOLDEN: has no incident; allowed: "),
         (["report", "OUT", "--postmortems", "-1"], "error: --postmortems=-1: not a number of trials; allowed: 0 or"),
-        (["causes", "/nowhere"], "error: out=/nowhere: holds no results; allowed: "),
+        (["causes", "/nowhere"], "error: out=/nowhere: does not exist; allowed: "),
     ],
 )
 def test_bad_input_is_one_line(

@@ -321,7 +321,10 @@ def test_a_plan_writes_nothing(empty: Path) -> None:
             "optim.weight_decay=interval(0,1): search=max_stable_lr searches optim.lr; allowed here: values",
         ),
         (["search=max_stable_lr", "mitigation=interval(1,2)"], "mitigation=interval(1,2): names have no interval"),
-        (["search=max_stable_lr", "optim.lr=interval(0.1,x)"], "optim.lr=interval(0.1,x): not an override"),
+        (
+            ["search=max_stable_lr", "optim.lr=interval(0.1,x)"],
+            "optim.lr=interval(0.1,x): interval() cannot be read so; allowed: interval(low, high)",
+        ),
         (
             ["search=worst_fault"],
             "search=worst_fault: nothing to search; allowed: several values, or an interval, of fa",

@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 
+from harness.storage.checkpoint import Checkpoints
 from sweeps.commands.status import status_of
 from sweeps.running import launch, local
 from sweeps.running.job import ERRORS
 from tests.sweeps import command
 from tests.sweeps.forks import Forked
 from tests.sweeps.traps import STOPPING, TRAPS, goes_on, recorded
+
+INTERRUPTED = r"interrupted; (checkpoints saved up to step \d; )?the same command goes on from here\n"
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +129,7 @@ def test_a_stopped_sweep(
     assert stopped.status == status
     if number != signal.SIGKILL:
         assert stopped.err == STOPPING
-        assert stopped.out.endswith("interrupted; the same command goes on from here\n")
+        assert re.search(rf"\n{INTERRUPTED}$", stopped.out)
         trained = re.search(r"trained (\d) of 6 trials", stopped.out)
         assert int(trained[1]) <= len(recorded(tmp_path / "out"))  # a pack may end in the moment of the signal
     if number == signal.SIGINT and workers == 2:  # the others leave what this one, or a killed sweep, leaves
@@ -157,7 +160,35 @@ def test_a_stopped_sweep_saves_checkpoints(
     found = status_of(tmp_path / "out")
     assert not found.lost and not found.running and 1 <= len(found.stopped) <= workers
     assert "step 4 of 6, 2 trials" in found.stopped.values(), "the trap is in step 3"
-    goes_on(rigged, tmp_path, unsprung)
+    (step,) = re.findall(r"\ninterrupted; checkpoints saved up to step (\d); the same command goes on", stopped.out)
+    several = f"{len(found.stopped)} packs go on from their checkpoints, the farthest at step {step}\n"
+    one = f"1 pack goes on from its checkpoint, at step {step}\n"
+    assert (one if len(found.stopped) == 1 else several) in goes_on(rigged, tmp_path, unsprung)
+
+
+def test_ctrl_c_where_a_shell_has_it_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a script does for a command with `&`: the sweep stops all the same, and says so."""
+    save, sent = Checkpoints.is_due, list[int]()
+
+    def sending(checkpoints: Checkpoints, step: int) -> bool:
+        if step == 3 and not sent:
+            sent.append(step)
+            signal.raise_signal(signal.SIGINT)
+        return save(checkpoints, step)
+
+    monkeypatch.setattr(Checkpoints, "is_due", sending)
+    monkeypatch.chdir(tmp_path)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ended = command.call(*command.tiny("seed=range(2)", "out=out"))
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN, "as it was before"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.status == 130
+    assert ended.out.endswith("interrupted; checkpoints saved up to step 3; the same command goes on from here\n")
+    again = command.call(*command.tiny("seed=range(2)", "out=out"))
+    assert again.status is None or again.status == 0
+    assert "1 pack goes on from its checkpoint, at step 3\n" in again.out and "trained 2 of 2 trials" in again.out
 
 
 @pytest.mark.parametrize(("is_removed", "workers"), [(False, 2), (True, 1)], ids=["moved", "removed"])

@@ -17,7 +17,7 @@ class Csv(Target):
 
     def write(self, source: Source, place: Path) -> list[str]:
         """Numbers have all their digits, so that they are the store's as float64 too."""
-        folder = place / source.name
+        folder = place / source.as_in(place).name
         folder.mkdir(exist_ok=True)
         written = 0
         with replaced(folder / "curves.csv") as aside, open(aside, "w", encoding="utf-8", newline="") as file:

@@ -7,9 +7,11 @@ some ten times as long. All else goes through its client.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import math
 import os
+import shlex
 import sqlite3
 import sys
 from collections import Counter
@@ -48,7 +50,7 @@ class MLflow(Tracker):
         with _quiet():
             self._metric, self._param = Metric, Param
             self.errors = (MlflowException, sqlite3.Error)
-            self._file = (place / DATABASE).resolve()
+            self._file, self._name = (place / DATABASE).resolve(), source.name
             _check_file(self._file)
             try:
                 self._client = mlflow.MlflowClient(f"sqlite:///{self._file}")
@@ -158,7 +160,10 @@ class MLflow(Tracker):
 
     def words(self, place: Path) -> str:
         """See `Tracker`."""
-        return f"MLflow: {self._file}; look at it with `mlflow ui --backend-store-uri sqlite:///{self._file}`"
+        look = f"`mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{self._file}')}`"
+        # The extra brings what writes and no server.
+        first = "" if importlib.util.find_spec("flask") else "`pip install mlflow` (the server) and then "
+        return f"MLflow: experiment {self._name} in {self._file}; look at it with {first}{look}"
 
 
 def _insert(verb: str, table: str) -> str:

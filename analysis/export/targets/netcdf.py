@@ -27,7 +27,7 @@ class NetCdf(Target):
             import h5netcdf  # noqa: F401
             import h5py  # noqa: F401
         sweep = _plain(source)
-        file = place / f"{source.name}.nc"
+        file = place / f"{source.as_in(place).name}.nc"
         encoding = {key(name): {"zlib": True, "complevel": 1} for name in source.signals}
         with replaced(file) as aside:
             sweep.to_netcdf(aside, engine="h5netcdf", encoding=encoding)

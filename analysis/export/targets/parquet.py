@@ -23,7 +23,7 @@ class Parquet(Target):
         with needed("parquet", "parquet"):
             import pyarrow as pa
             import pyarrow.parquet as pq
-        folder = place / source.name
+        folder = place / source.as_in(place).name
         folder.mkdir(exist_ok=True)
         words = pa.dictionary(pa.int32(), pa.string())
         schema = pa.schema({"trial": words, "signal": words, "step": pa.int64(), "value": pa.float32()})

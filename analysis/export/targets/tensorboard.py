@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
@@ -119,7 +120,7 @@ class TensorBoard(Tracker):
 
     def words(self, place: Path) -> str:
         """See `Tracker`."""
-        return f"TensorBoard: {self._folder}; look at it with `tensorboard --logdir {self._folder}`"
+        return f"TensorBoard: {self._folder}; look at it with `tensorboard --logdir {shlex.quote(str(self._folder))}`"
 
 
 def _record(event: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -94,7 +95,7 @@ class Trackio(Tracker):
 
     def words(self, place: Path) -> str:
         """See `Tracker`."""
-        show = f"TRACKIO_DIR={self._folder} trackio show --project {self._project}"
+        show = f"TRACKIO_DIR={shlex.quote(str(self._folder))} trackio show --project {self._project}"
         return f"Trackio: {self._storage.get_project_db_path(self._project)}; look at it with `{show}`"
 
 

@@ -6,6 +6,7 @@ An offline run cannot be gone on with, so trials are exported once they are fini
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,5 +107,6 @@ class WandB(Tracker):
 
     def words(self, place: Path) -> str:
         """See `Tracker`."""
-        runs = self._folder / "wandb" / "offline-run-*"
-        return f"W&B: {self._folder}, finished trials alone; nothing was sent, `wandb sync {runs}` would"
+        runs = f"{shlex.quote(str(self._folder))}/wandb/offline-run-*"
+        kept = f"W&B: project {self._project} in {self._folder}, finished trials alone"
+        return f"{kept}; nothing was sent, `wandb sync {runs}` would"
