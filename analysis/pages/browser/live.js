@@ -60,7 +60,8 @@ function drawProgress() {
   const feed = document.getElementById("incidents");
   const lines = news.incidents.map((one) => {
     const link = make("a", { href: `#trial=${one.trial}` }, one.trial);
-    const what = [one.symptoms, one.signs, one.detectors].filter(Boolean).join("; ");
+    const seen = [one.symptoms, one.signs].filter(Boolean).join(", ");
+    const what = [seen && `seen: ${seen}`, one.detectors && `alarms: ${one.detectors}`].filter(Boolean).join("; ");
     return make("li", {}, `steps ${one.first} to ${one.last} of `, link, `: ${one.outcome}; ${what}${one.action === "none" ? "" : `; done: ${one.action}`}`);
   });
   const held = document.activeElement?.hash;
