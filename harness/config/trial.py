@@ -79,7 +79,7 @@ YOUNGER = (
         ("data", "token_type"),
         ("train", "loss_scale_per"),
         ("optim", "beta2_exponent"),
-        ("policy", "sampler_apart"),
+        *(("policy", name) for name in ("sampler_apart", "reference_every")),
     ),
     *(
         ("model", name)

@@ -170,6 +170,9 @@ class Options:
         "over the run: constant; rising from 0 to twice beta; falling; or adaptive, so that the KL is kl_target",
         *SCHEDULES,
     )
+    reference_every: int | None = number(
+        SWITCHED, None, "rollouts after which the policy becomes its own reference; null: it is the start", low=1
+    )
     kl_target: float = number(PER_TRIAL, 6.0, "KL of a completion, nat, for beta_schedule adaptive", above=0)
     kl: str = choice(STRUCTURAL, "k3", "estimator of the KL: d, d^2/2 or e^-d + d - 1, with d = log p/p_ref", *KINDS)
     kl_in: str = choice(STRUCTURAL, "loss", "where the penalty stands", "loss", "reward")

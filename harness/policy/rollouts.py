@@ -91,9 +91,10 @@ class Rollouts:
         self._usual = kept("start_quality", 2, dtype=torch.float64)  # median, and spread of what is made of it
         self.sampler = Sampler(here, model, weights, state)
         self.penalty = PenaltyConstant(here, dtype, device, state)
-        # Where a playbook may set it anew, the reference is a row's own.
+        # Where it may become another one, the reference is a row's own.
         may_reset = any("reset_reference" in rung.actions for trial in planned for rung in rungs(trial.playbook.ladder))
-        self._own_reference = state.add("reference_weights", weights.used.clone()) if may_reset else None
+        is_own = may_reset or self.options.reference_every is not None
+        self._own_reference = state.add("reference_weights", weights.used.clone()) if is_own else None
         self._weights = weights
         if self.options.proxy is not None:
             self.proxy = Proxy(rows, reward.vocabulary, device, state)
@@ -116,6 +117,7 @@ class Rollouts:
         name = f"policy.{self.options.reward}"
         self.reward.bind([trial.section(name) if name in sections() else None for trial in trials])
         self._seeds = [trial.seeds["data"] for trial in trials]
+        self._resets_every = [one.reference_every for one in options]
 
         def column(field: str) -> Tensor:
             values = [getattr(one, field) or 0.0 for one in options]
@@ -213,6 +215,9 @@ class Rollouts:
         if not any(self._due):
             return
         self._is_due = None if all(self._due) else sent(torch.tensor(self._due), self._device)
+        numbers = zip((step // every for step in steps), self._resets_every, strict=True)
+        resets = [of is not None and number > 0 and number % of == 0 for number, of in numbers]
+        self._resets = sent(torch.tensor(resets), self._device) if any(resets) else None
         self.sampler.stand_at(self._seeds, [step // every for step in steps])
 
     def roll_out(self, prompts_RxBxxx: Tensor, passing: PassingRows, strike: SiteStrikes) -> None:
@@ -228,6 +233,9 @@ class Rollouts:
             return
         self._meet(passing)
         where = passing.here if self._is_due is None else passing.here & self._is_due
+        if self._resets is not None and self._own_reference is not None:
+            reference = self._own_reference.used
+            torch.where((where & self._resets)[:, None], passing.weights, reference, out=reference)
         for model in self._others:
             model.stand_with(self._model)
         self._trainer.router_bias = self._model.router_bias

@@ -12,8 +12,7 @@ from harness.recovery.base import Action, Detail, Row, not_a_policy
 class ResetReference(Action):
     """The model as it is becomes the reference from which a penalty holds the policy: it may leave the old one.
 
-    From the next rollout on. After `roll_back` in the same rung it is the model of the snapshot. It takes room for one
-    more copy of the weights.
+    From the next rollout on. After `roll_back` in the same rung it is the model of the snapshot.
     """
 
     takes = True

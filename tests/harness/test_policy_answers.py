@@ -73,6 +73,18 @@ def test_a_reset_reference_is_in_checkpoints_and_snapshots(tmp_path: Path) -> No
     assert back.signals["reference_kl_k3"][0, incident["acts"][0]["to"]] == 0
 
 
+def test_a_reference_that_is_reset_now_and_then(tmp_path: Path) -> None:
+    """After every third rollout; beside a row in which it is the start for longer; the rest follows from it."""
+    trials = [policy(0, {"group": 8, "reference_every": n, "updates": 2}, steps=24, batch=16) for n in (3, 100)]
+    run = engine.run(trials)
+    moved, kept = run.signals["reference_kl_k3"][:, ::2]
+    assert (moved[[0, 3, 6, 9]] == 0).all() and (kept[8:] > 0).all() and (moved[[8, 11]] > 0).all()
+    assert (moved[9:] < kept[9:]).all()
+    engine.assert_resumes(
+        [policy(0, {"reference_every": 2, "beta": 0.1, "updates": 2}, steps=9)], tmp_path, kills=[4, 7]
+    )
+
+
 @pytest.mark.parametrize(
     "options",
     [
