@@ -194,7 +194,8 @@ def run_sweep(
         return 0
     summarize(plan, run, results, console, is_idle=not (jobs or running), name=name)
     if stopped:
-        console.print(f"interrupted; {_saved(jobs)}the same command goes on from here", highlight=False)
+        line = f"interrupted; {_saved(jobs)}the same command goes on from here"
+        console.print(line, highlight=False, soft_wrap=True)
         return 143 if isinstance(stopped, Terminated) else 130
     return 1 if any(isinstance(result, Failed) for result in results) else 0
 
