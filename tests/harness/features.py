@@ -7,7 +7,7 @@ from typing import Any
 from harness.detectors.table import DETECTORS
 from harness.optim.optimizers import OPTIMIZERS
 from harness.readings.table import READINGS
-from tests.harness.experts import OF_EXPERTS
+from tests.harness.experts import OF_OTHERS
 from tests.harness.variants import VARIANTS
 
 # Fields as `engine.different` takes them: a tuple holds a value for each trial, in turn.
@@ -165,7 +165,7 @@ WATCHED: Fields = {  # by every detector that has what it watches, with windows 
     **READ,
     "batch": 6,
     "ranks": 3,
-    "detect": {"name": "+".join(sorted(set(DETECTORS) - OF_EXPERTS))},
+    "detect": {"name": "+".join(sorted(set(DETECTORS) - OF_OTHERS))},
     "detect.kurtosis": {"window": 4, "persist": 1, "sigma": 1.0},
     "detect.gain_peers": {"window": 4, "alpha": 1.0},
     "detect.entropy_collapse": {"window": 4, "fall": 1.001},

@@ -19,7 +19,7 @@ from harness.incidents import snapshots
 from harness.loop.loop import train
 from harness.testing.engine import injector_of, pack_of, run, trial
 from harness.training.sites import FaultSchedule
-from tests.harness.experts import OF_EXPERTS
+from tests.harness.experts import OF_OTHERS
 from tests.harness.ladders import OWN, rung, trained
 
 
@@ -47,7 +47,7 @@ def test_judging_and_keeping_a_step_look_at_nothing_on_the_device(monkeypatch: p
     for cls in (Detection, FreezeNonFinite, PlaybookGuard):
         _watch(monkeypatch, cls, "judge", looked)
     _watch(monkeypatch, snapshots.Snapshots, "take", looked)
-    watching = "+".join(name for name in DETECTORS if name not in {*OF_EXPERTS, "gain_peers"})
+    watching = "+".join(name for name in DETECTORS if name not in {*OF_OTHERS, "gain_peers"})
     golden = trained(rung("roll_back"), detect=watching, steps=8)
     pack = pack_of([golden, replace(golden, seed=2)])
     train(pack, FaultSchedule([None] * 2), 4, lambda first, arrays: None)

@@ -16,7 +16,7 @@ from harness.config import ConfigError, Trial
 from harness.detectors.loop_signals import new_rates
 from harness.detectors.table import DETECTORS
 from harness.readings.table import READ_BY
-from tests.harness.experts import OF_EXPERTS
+from tests.harness.experts import OF_OTHERS
 from tests.sweeps import command
 
 SHORT = {  # so that all of them have something to say in sixty steps
@@ -38,8 +38,9 @@ SHORT = {  # so that all of them have something to say in sixty steps
     "moment_lag": {"limit": 1.05, "least": 5},
     "entropy_collapse": {"window": 4, "fall": 1.005},
     "qk_rank": {"window": 4, "fall": 1.05},
+    "policy_reward": {"window": 6, "noise": 0.5, "lost": 0.01},
 }
-WATCHING = sorted(set(DETECTORS) - OF_EXPERTS)  # which wants experts
+WATCHING = sorted(set(DETECTORS) - OF_OTHERS)
 READ = [f"signals.{READ_BY[signal]}={every}" for signal, every in {"qk_rank": 3, "activation_kurtosis": 2}.items()]
 READ += [
     "signals.attention_entropy=3",
