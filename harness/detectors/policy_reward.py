@@ -22,17 +22,18 @@ class Options:
 
 
 class PolicyReward(Windowed):
-    """Half of the gain in reported loss, minus the mean quality, is lost again.
+    """Half of what a policy has gained in quality is lost again.
 
-    Means over the last 20 steps: of the first window, the best one, and now. The score is (now - best) / (first -
-    best) over 0.5, with its limit at 1; 0 where one of both differences is below six standard errors of such a mean.
+    Means over the last 20 steps: of the first window, the best one, and now. The score is (best - now) / (best -
+    first) over 0.5, with its limit at 1; 0 where one of both differences is below six standard errors of such a mean.
     A reward that is stuck or has the wrong sign shows itself by it, later than by anything else.
     """
 
-    watches = ("loss",)
+    watches = ("loss", "quality")
+    windowed = ("quality",)
     learns_alarms = True
     keeps = "what was gained since the start is what may be lost"
-    blind = "a loss that jumps up from where it began has lost nothing of what was gained"
+    blind = "a quality that rises is no loss"
     source = "ours: the rule by which a run's outcome is collapsed, while it runs"
 
     def remember(self) -> None:
@@ -41,7 +42,7 @@ class PolicyReward(Windowed):
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
         now, noise = self._now()
-        gain, lost = self._first.used - self._best.used, now - self._best.used
+        gain, lost = self._best.used - self._first.used, self._best.used - now
         is_sure = torch.minimum(gain, lost) > self.numbers["noise"] * noise
         score = self.heard(self.options.window, torch.where(is_sure, lost / gain / self.numbers["lost"], 0.0))
         return score, torch.ones_like(score)
@@ -49,11 +50,11 @@ class PolicyReward(Windowed):
     def learn(self, values: Values, where_R: Tensor) -> None:
         super().learn(values, where_R)
         now, _ = self._now()
-        is_full = where_R & (self.windows["loss"].count == self.options.window)
+        is_full = where_R & (self.windows["quality"].count == self.options.window)
         first, best = self._first.used, self._best.used
         first.copy_(torch.where(is_full & first.isnan(), now, first))
-        best.copy_(torch.where(is_full, torch.fmin(best, now), best))
+        best.copy_(torch.where(is_full, torch.fmax(best, now), best))
 
     def _now(self) -> tuple[Tensor, Tensor]:
-        mean, deviation = self.windows["loss"].mean_std()
+        mean, deviation = self.windows["quality"].mean_std()
         return mean, deviation / self.options.window**0.5

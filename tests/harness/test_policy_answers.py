@@ -191,12 +191,10 @@ def test_a_sampler_that_departs_is_seen() -> None:
 def test_half_of_what_was_gained_and_lost_again_is_seen() -> None:
     """Not noise around a level, not a policy that never gained, and not one that loses less."""
     steps = np.arange(STEPS)
-    gained = (
-        -0.8 * np.clip(steps / 100, 0, 1) + 0.8 * np.clip((steps - STRUCK) / 50, 0, 1) * np.array([[1, 0.4, 0, 0]]).T
-    )
-    values = gained + usual(0.0, 0.03)
+    lost = 0.8 * np.clip((steps - STRUCK) / 50, 0, 1) * np.array([[1, 0.4, 0, 0]]).T
+    values = 0.8 * np.clip(steps / 100, 0, 1) - lost + usual(0.0, 0.03)
     values[3] = usual(0.0, 0.03)[3]
-    alarms, scores = said("policy_reward", "loss", values)
+    alarms, scores = said("policy_reward", "quality", values)
     assert not alarms[1:].any() and alarms[0].any() and 215 <= np.flatnonzero(alarms[0])[0] <= 245
     assert np.isnan(scores[:, :20]).all() and (scores[3, 20:] == 0).all()
 

@@ -38,7 +38,6 @@ SHORT = {  # so that all of them have something to say in sixty steps
     "moment_lag": {"limit": 1.05, "least": 5},
     "entropy_collapse": {"window": 4, "fall": 1.005},
     "qk_rank": {"window": 4, "fall": 1.05},
-    "policy_reward": {"window": 6, "noise": 0.5, "lost": 0.01},
 }
 WATCHING = sorted(set(DETECTORS) - OF_OTHERS)
 READ = [f"signals.{READ_BY[signal]}={every}" for signal, every in {"qk_rank": 3, "activation_kurtosis": 2}.items()]
