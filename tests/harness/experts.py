@@ -25,11 +25,6 @@ SHAPE: dict[str, Any] = {
 SHAPE |= {"block": {"channel_mixer": "moe"}}
 OF_EXPERTS = {"expert_output", "expert_share", "router_logits"}  # detectors that want a model with experts
 OF_OTHERS = {*OF_EXPERTS, "policy_entropy", "policy_kl", "policy_mismatch", "policy_reward"}  # or a policy
-    "policy_entropy",
-    "policy_kl",
-    "policy_mismatch",
-    "policy_reward",
-}  # and those that want a policy
 SIZES = {"experts": EXPERTS, "top": TOP, "hidden": HIDDEN, "balance": 0.0}
 
 
