@@ -16,8 +16,8 @@ from harness.user_loop.hooks import wrap
 from harness.user_loop.replays import RUN
 
 GUARDED = ("get_batch_samples", "compute_loss", "evaluate", "_maybe_log_save_evaluate", "log")
-"""What a Trainer calls of itself while it trains, beside `training_step`."""
-PLAIN = (int, float, str, type(None))
+"""What a Trainer calls of itself while it trains, in addition to `training_step`."""
+PLAIN = (int, float, str, type(None))  # of which attributes of a Trainer its twin begins with the run's
 
 
 def _trainer_above() -> Trainer:
@@ -31,7 +31,7 @@ def _trainer_above() -> Trainer:
 
 
 def _plain(trainer: Trainer) -> dict[str, Any]:
-    """What a Trainer counts by itself: TRL's that of its passes, for one, by which it knows when to sample."""
+    """What a Trainer counts by itself. TRL's counts its passes, which say when it samples."""
     return {name: value for name, value in vars(trainer).items() if isinstance(value, PLAIN)}
 
 
@@ -92,7 +92,7 @@ class TrainerCallback(OwnTrainer, Base):
         self._driver.begin_step()
 
     def _before(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """The batch is handed to the model, which also samples from itself in some Trainers, without gradients."""
+        """The batch is handed to the model; calls without gradients, by which some Trainers sample, are none of it."""
         if not model.training or not torch.is_grad_enabled():
             return None
         return inputs, dict(self._driver.replay.strikes.batch(self._driver.step, named))
