@@ -58,6 +58,7 @@ class OwnTrainer(RunResults):
         replay = driver.run_replay
         if self._kind == RUN:
             self._replay, self._first = replay, driver.take_snapshot()
+            self._as_written = driver.as_written
             replay.records.keeps_weights = True
             if self._keeping:
                 self._keeping.begin(driver, False)
@@ -77,7 +78,6 @@ class OwnTrainer(RunResults):
             events = self._gather()
             if self._keeping:
                 self._keeping.finish(None, events)
-        self._as_written = set(self._driver.as_written)
         self._hooks.close()
 
     def _fail(self) -> None:

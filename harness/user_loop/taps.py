@@ -21,7 +21,8 @@ class ModuleTaps:
     """Hooks on modules for one step, at those alone that are to be struck.
 
     An activation is the first floating-point tensor that a module gives, complex numbers as pairs. Of a module that is
-    called several times in a step, as where gradients are accumulated, the first call is struck.
+    called several times in a step, as where gradients are accumulated, the first call is struck. Where the model is
+    called under `no_grad`, to sample or to evaluate, that is no part of a step.
     """
 
     def __init__(self, places: NamedTensors, as_written: set[int], rank: int):
@@ -31,6 +32,7 @@ class ModuleTaps:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._formats: dict[str, str] = {}
         self._is_looking = False
+        self._calls: list[bool] = []  # of the model, one inside of the other: whether gradients are wanted
 
     def begin(self, strikes: LoopStrikes, step: int) -> None:
         """A step begins."""
@@ -43,6 +45,8 @@ class ModuleTaps:
             self._hooks.enter_context(torch.compiler.set_stance("force_eager"))
         struck = list(strikes.at_taps(step))
         modules = self._places.modules if struck else {}
+        if struck or self._is_looking:
+            self._follow_calls()
         for site, fault, name in struck:
             strike = partial(self._strike, site, fault, step, name, [])
             # First, so that whatever else is hooked there sees what the model goes on with.
@@ -59,6 +63,19 @@ class ModuleTaps:
         """No hook is left."""
         self._hooks.close()
 
+    def _follow_calls(self) -> None:
+        """See whether calls of the model are part of the step."""
+        self._calls = []
+        model, before, after = self._places.model, Hook(self._call_begins), Hook(self._call_ends)
+        self._hooks.callback(model.register_forward_pre_hook(before, prepend=True).remove)
+        self._hooks.callback(model.register_forward_hook(after, always_call=True).remove)
+
+    def _call_begins(self, *_: Any) -> None:
+        self._calls.append(torch.is_grad_enabled())
+
+    def _call_ends(self, *_: Any) -> None:
+        del self._calls[-1:]
+
     def _look(self) -> None:
         """See which activations there are."""
         self._is_looking = True
@@ -66,7 +83,7 @@ class ModuleTaps:
             self._hooks.callback(module.register_forward_hook(Hook(partial(self._seen, name))).remove)
 
     def _seen(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        if (x := first_tensor(output)) is not None and name not in self._shapes:
+        if all(self._calls) and (x := first_tensor(output)) is not None and name not in self._shapes:
             self._shapes |= shapes_of({name: x.detach()})
             self._formats |= formats_of({name: x.detach()})
 
@@ -82,7 +99,7 @@ class ModuleTaps:
         output: Any,
     ) -> None:
         x = first_tensor(output)
-        if done or x is None:
+        if done or x is None or not all(self._calls):
             return
         done.append(True)
 

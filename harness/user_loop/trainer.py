@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import Trainer
 from transformers import TrainerCallback as Base
@@ -13,19 +13,26 @@ from transformers import TrainerCallback as Base
 from harness.config import ConfigError
 from harness.user_loop.callback import OwnTrainer
 from harness.user_loop.hooks import wrap
+from harness.user_loop.replays import RUN
 
-GUARDED = ("training_step", "get_batch_samples", "compute_loss", "evaluate", "_maybe_log_save_evaluate", "log")
-"""What a Trainer calls of itself while it trains."""
+GUARDED = ("get_batch_samples", "compute_loss", "evaluate", "_maybe_log_save_evaluate", "log")
+"""What a Trainer calls of itself while it trains, in addition to `training_step`."""
+PLAIN = (int, float, str, type(None))  # of which attributes of a Trainer its twin begins with the run's
 
 
-def _trainer_above() -> Any:
-    """The Trainer that has called this callback; None where it is called in another way."""
+def _trainer_above() -> Trainer:
+    """The Trainer that has called this callback. Raises ConfigError where it is called in another way."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if isinstance(found := frame.f_locals.get("self"), Trainer):
             return found
         frame = frame.f_back
-    return None
+    raise ConfigError("attach.TrainerCallback: no Trainer has called it; allowed: Trainer(..., callbacks=[callback])")
+
+
+def _plain(trainer: Trainer) -> dict[str, Any]:
+    """What a Trainer counts by itself. TRL's counts its passes, which say when it samples."""
+    return {name: value for name, value in vars(trainer).items() if isinstance(value, PLAIN)}
 
 
 class TrainerCallback(OwnTrainer, Base):
@@ -37,8 +44,9 @@ class TrainerCallback(OwnTrainer, Base):
         callback.twin(trainer)  # trains the golden twin, and leaves the model as the run did
         print(callback.deviation)
 
-    The arguments are those of `attach`. The loss is that of the model's output. A Trainer does not go back, so neither
-    do playbooks: they may skip steps, lower the rate and reset moments. Raises ConfigError as `attach` does.
+    The arguments are those of `attach`. The loss is that of the Trainer, as it logs it, so subclasses with a loss of
+    their own are followed, TRL's among them. A Trainer does not go back, so neither do playbooks: they may skip steps,
+    lower the rate and reset moments. Raises ConfigError as `attach` does.
     """
 
     # --- what the Trainer calls ----------------------------------------------------------------------------------
@@ -47,20 +55,29 @@ class TrainerCallback(OwnTrainer, Base):
         """Attach to its model and optimizer."""
         extras = [objects["lr_scheduler"]] if objects.get("lr_scheduler") is not None else []
         done = int(state.global_step)  # not 0 where it goes on from a checkpoint
+        trainer = _trainer_above()
+        if self._kind == RUN:
+            self._counted = _plain(trainer)
+        else:
+            vars(trainer).update(self._counted)
         self._open(objects["model"], [objects["optimizer"]], extras, int(state.max_steps), done)
-        self._release_at_errors()
+        self._follow(trainer)
         model = self._driver.places.model
         self._hooks.callback(model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
-        self._hooks.callback(model.register_forward_hook(self._after, with_kwargs=True).remove)
 
-    def _release_at_errors(self) -> None:
-        """An error does not come to `on_train_end`: it is seen where the Trainer calls what may raise."""
-        trainer = _trainer_above()
-        for owner, name in ((trainer, one) for one in GUARDED):
-            if owner is not None and hasattr(owner, name):
-                wrap(owner, name, self._guarded, self._hooks)
-        if trainer is not None:
-            wrap(trainer.callback_handler, "call_event", self._guarded, self._hooks)
+    def _follow(self, trainer: Trainer) -> None:
+        """Its losses, and errors, which do not come to `on_train_end`: they are seen where it calls what may raise."""
+        wrap(trainer, "training_step", self._passed, self._hooks)
+        for name in GUARDED:
+            if hasattr(trainer, name):
+                wrap(trainer, name, self._guarded, self._hooks)
+        wrap(trainer.callback_handler, "call_event", self._guarded, self._hooks)
+
+    def _passed(self, real: Any, *args: Any, **more: Any) -> Any:
+        """A pass was made: its part of the step's loss is known."""
+        loss = self._guarded(real, *args, **more)
+        self._parts.append(loss.detach())
+        return loss
 
     def _guarded(self, real: Any, *args: Any, **more: Any) -> Any:
         try:
@@ -72,29 +89,17 @@ class TrainerCallback(OwnTrainer, Base):
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """A step of the optimizer begins."""
         self._parts: list[Any] = []
-        self._is_sum = False
         self._driver.begin_step()
 
     def _before(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """The batch is handed to the model."""
-        if not model.training:
+        """The batch is handed to the model; calls without gradients, by which some Trainers sample, are none of it."""
+        if not model.training or not torch.is_grad_enabled():
             return None
         return inputs, dict(self._driver.replay.strikes.batch(self._driver.step, named))
 
-    def _after(self, model: nn.Module, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
-        """The model has given its loss: a part of the step's where the Trainer says how many items there are."""
-        if model.training:
-            loss = output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", None)
-            if loss is None:
-                raise ConfigError(
-                    "attach.TrainerCallback: the model gives no loss; allowed: with labels in its batches"
-                )
-            self._is_sum = named.get("num_items_in_batch") is not None
-            self._parts.append(loss.detach())
-
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """The loss is known."""
-        self._driver.observe(sum(self._parts) / (1 if self._is_sum else max(1, len(self._parts))))
+        self._driver.observe(sum(self._parts))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> Any:
         """A step is over; a twin that is none ends here."""
@@ -118,4 +123,6 @@ class TrainerCallback(OwnTrainer, Base):
         Up to the first strike it has to be the run, bit for bit; if it is not, a warning names the first step and what
         differs there, and there is no twin.
         """
+        ended = _plain(trainer)
         self._train_twin(trainer.train)
+        vars(trainer).update(ended)

@@ -19,13 +19,13 @@ from tests.user_loop.loops import plain, shuffled
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples" / "attach").glob("*.py"))
 FIGURES = {"convolutions": "vulnerability_map", "gpt2_campaign": "vulnerability_map"}
-NEEDED = {"gpt2_trainer": "accelerate", "gpt2_campaign": "transformers"}
+NEEDED = {"gpt2_trainer": ["accelerate"], "gpt2_campaign": ["transformers"], "grpo": ["datasets", "trl"]}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_its_figure_is_drawn(example: Path, tmp_path: Path) -> None:
-    if example.stem in NEEDED:
-        pytest.importorskip(NEEDED[example.stem])
+    for package in NEEDED.get(example.stem, []):
+        pytest.importorskip(package)
     out = tmp_path / "out"
     few = ["12"] if example.stem in FIGURES else []
     command = [sys.executable, str(example), str(out), *few]

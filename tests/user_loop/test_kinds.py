@@ -78,6 +78,27 @@ def test_every_optimizer_of_torch(name: str) -> None:
     assert [event.changed for event in run.events] == [True] and run.events[0].site == site
 
 
+@pytest.mark.parametrize("site", ["activation", "activation_gradient"])
+def test_a_loop_that_samples_first_is_struck_where_it_learns(site: str) -> None:
+    """A call of the model without gradients is no part of a step."""
+    loop, sampled, learned = plain(), [], []
+    loop.model.eval()
+    layer = loop.model.get_submodule("layers.0")
+    layer.register_forward_hook(
+        lambda *of: (learned if of[2].requires_grad else sampled).append(of[2].detach().clone())
+    )
+    fault = {"name": "bit_flip", "site": site, "tensor": "layers.0", "start": 5, "bit": 30}
+    with attach(loop.model, loop.optimizer, loop.extra, fault=fault) as run:
+        for batch in run.steps(loop.loader()):
+            with torch.no_grad():
+                loop.model(batch[0])
+            run.observe(loop.body(batch))
+    (event,) = run.events
+    assert event.step == 5 and event.changed
+    assert max(values.abs().max() for values in sampled) < 100
+    assert [step for step, values in enumerate(learned) if values.abs().max() > 100] == [5] * (site == "activation")
+
+
 @pytest.mark.parametrize("fault", [{"name": "weight_bit", "bit": 27}, {"name": "activation_bit", "bit": 29}])
 def test_a_compiled_model(fault: dict[str, Any]) -> None:
     """Hooks would not be seen: a step whose activations are struck is run as it is written, in the twin as well."""

@@ -200,6 +200,14 @@ def test_the_norm_is_that_which_the_trainer_logs(tmp_path: Path) -> None:
     assert np.allclose(callback.signals["grad_norm"], logged, rtol=1e-5)
 
 
+def test_the_loss_is_that_which_the_trainer_logs(tmp_path: Path) -> None:
+    """Not that of the model, which knows of no smoothing of labels."""
+    callback = attach.TrainerCallback()
+    trainer = trainer_of(tmp_path, callback, label_smoothing_factor=0.5, gradient_accumulation_steps=3)
+    trainer.train()
+    assert np.allclose(callback.signals["loss"], losses(trainer), atol=1e-3)
+
+
 def test_a_run_that_goes_on_counts_as_the_trainer_does(untouched: Any, tmp_path: Path) -> None:
     """And says that a fault before its first step never struck."""
     first = trainer_of(tmp_path, save_strategy="steps", save_steps=8)
