@@ -138,7 +138,7 @@ def test_a_reference_that_follows_is_an_extra(is_kept: bool, tmp_path: Path, mon
     trainer.train()
     if not is_kept:
         with pytest.warns(
-            UserWarning, match="the loop does not repeat itself: .* in step 0 .*`extra` for other objects"
+            UserWarning, match="the loop does not repeat itself: .* in step 0 .*for other objects"
         ):
             callback.twin(trainer)
         return
