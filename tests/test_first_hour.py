@@ -78,7 +78,7 @@ def test_every_command_of_the_page_works_in_its_order(tmp_path: Path, capsys: py
     assert "Fault sign_flip, mitigation calm" in of(printed, "report results/calm")
     assert re.search(r"tables/\S+/trials\.csv, curves\.csv, events\.csv", of(printed, "export"))
     loop = of(printed, "own_loop.py")
-    assert "1 strike from step 20 on, 1 incident; trained" in loop
+    assert "1 strike from step 20 on, 1 incident answered; trained" in loop
     assert loop.endswith("largest difference to the golden twin: 0.0\n")
     assert "2 trials: 2 trained." in of(printed, "report runs/a")
     assert "1 incident of 1 trial" in of(printed, "incidents runs/a")

@@ -81,7 +81,7 @@ def write_report(out: Path | str, wheres: Sequence[str] = ()) -> Report:
     notes = [*filter(None, [idle_note(ds)]), *left_out_lines(ds)]
     needs = [Needs.SWEEP, Needs.COMPARISON]
     needs += [Needs.GUARDS] if results.guard_signals else []
-    needs += [Needs.POLICIES] if results.has_policies else []
+    needs += [Needs.POLICIES] if len(of_quality) or results.has_policies else []
     needs += [Needs.SEARCHES] if results.searches else []
     pictures = save_figures(results, out, *needs)
     if are_policies(ds):  # no line on why there is none of a figure that is about other objectives

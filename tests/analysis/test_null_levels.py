@@ -56,6 +56,15 @@ FOLDERS: dict[str, list[list[str]]] = {
         ["fault=bit_flip", "fault.site=activation", "fault.tensor=logits", "fault.elements=10,200", "fault.bits=4"],
     ],
     "spiking": [["fault=none,weight_bit", "optim.lr=1,3"]],
+    "policies": [
+        [
+            "objective.name=policy",
+            "policy.reward=count",
+            "policy.count.token=3",
+            "policy.group=1",
+            "fault=none,weight_bit",
+        ]
+    ],
     "answered": [["playbook=none,ladder", "playbook.skip_batches.count=5", "fault=none,nan_gradient"]],
 }
 

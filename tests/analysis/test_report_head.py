@@ -53,7 +53,10 @@ def test_a_summary_is_short_and_names_no_trial(realistic: Path, tmp_path: Path) 
     assert deviation.startswith("Worst deviation over the faults at width 128: ")
     assert rates.startswith("Largest stable learning rate at width 128") and "a factor of" in rates
     assert losses.startswith("qk_norm: LR sensitivity at width 128 0.22 [")
-    assert faults.startswith("Away from their golden twins: rare_tokens moved ") and "; weight_bit moved " in faults
+    assert (
+        faults.startswith("Away from their golden twins, over mitigations none, qk_norm: rare_tokens moved ")
+        and "; weight_bit moved " in faults
+    )
 
 
 def test_many_faults_and_seeds_are_one_sentence(tmp_path: Path) -> None:

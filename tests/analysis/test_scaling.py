@@ -154,7 +154,10 @@ def test_parameters_are_an_axis_for_widths_and_depths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["los"], "METRIC=los: unknown; allowed: loss, stable_rate, best_rate, sensitivity, largest(SIGNAL)"),
+        (
+            ["los"],
+            "METRIC=los: unknown; did you mean loss? allowed: loss, stable_rate, best_rate, sensitivity, largest(SIGNAL)",
+        ),
         (["largest(norm)"], "METRIC=largest(norm): no such signal; allowed: "),
         (["--against", "lr"], "--against lr: no size; allowed: width"),
         (["--against", "depth"], "at 3 values of depth, and at all of them; allowed: a sweep over more of them"),

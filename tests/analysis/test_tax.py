@@ -159,7 +159,7 @@ def test_a_run_that_was_lost_is_no_early_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("axis", "against", "said"),
     [
-        ("mitigtion", "none", "--axis mitigtion: unknown; allowed: "),
+        ("mitigtion", "none", r"--axis mitigtion: unknown; did you mean mitigation\? allowed: "),
         ("mitigation", "qk", "--axis mitigation --against qk: nothing to compare; allowed: none, qk_norm"),
         ("depth", "2", "--axis depth --against 2: nothing to compare; allowed: an axis with several levels"),
     ],

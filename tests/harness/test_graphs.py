@@ -85,7 +85,8 @@ def test_whatever_is_on(feature: str, graphs: list[Graphs]) -> None:
     """
     fields = {"warmup": 1, **FEATURES[feature], "steps": STEPS, "validate_every": 8, "validate_tokens": 64}
     golden = engine.different(3, **fields)
-    up = {"tensor": "blocks.0.moe.up.0"} if "moe" in fields else {}
+    has_experts = fields.get("block", {}).get("channel_mixer") == "moe"
+    up = {"tensor": "blocks.0.moe.up.0"} if has_experts else {}
     faults = [replace(FAULTS[0], **up), *FAULTS[1:]]
     trials = [*golden, *(replace(trial, fault=fault) for trial, fault in zip(golden, faults, strict=True))]
     same(trials, block=4, forks=True)

@@ -194,4 +194,4 @@ def test_what_is_no_results_folder_is_not_opened(tmp_path: Path) -> None:
     for out, reason in ((tmp_path / name, reason) for name, reason in reasons.items()):
         with pytest.raises(ConfigError, match=f"{reason}; allowed: a folder that a sweep has written"):
             ResultsPath.open(out)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

@@ -78,7 +78,7 @@ def test_whatever_is_on(name: str) -> None:
     check(engine.different(3, **{**fields, "signals": signals}))
 
 
-@pytest.mark.parametrize("mitigation", sorted(test_mitigations.ABOUT))
+@pytest.mark.parametrize("mitigation", sorted(test_mitigations.MITIGATIONS))
 def test_every_mitigation(mitigation: str) -> None:
     check(test_mitigations.different(mitigation, 3))
 

@@ -232,7 +232,10 @@ def test_the_plan_counts_the_population(empty: Path) -> None:
 def test_the_plan_of_a_narrow_description(empty: Path) -> None:
     given = ["fault.tensor=head", "fault.field=sign", "fault.format=fp16", "fault.samples=256", "campaign.width=0.1"]
     ended = command.call(*command.tiny("fault=weight_bit", *given, "fault.bit=null", "fault.start=2", "plan=true"))
-    assert "campaign weight_bit at weight: 256 of 512 faults (50%); a share of them will be known" in ended.out
+    assert (
+        "campaign weight_bit at weight: 256 of 512 faults (50%); the 95% interval of a share of them will be at most"
+        in ended.out
+    )
     assert "264 trials asked for, 1 golden twin added" in ended.out and not list(empty.iterdir())
 
 

@@ -56,11 +56,11 @@ REFUSED = {
     ),
     "no such detector": (
         ["detect=finite", "playbook.ladder=[{detector: finte, action: skip}]"],
-        "playbook.ladder[0].detector=finte: unknown detector; allowed: any, oracle, ",
+        "playbook.ladder[0].detector=finte: unknown detector; did you mean finite? allowed: any, oracle, ",
     ),
     "no such action": (
         ["detect=finite", "playbook.ladder=[{detector: any, action: skp}]"],
-        "playbook.ladder[0].action=skp: unknown action; allowed: anticipate, carry_on, ",
+        "playbook.ladder[0].action=skp: unknown action; did you mean skip? allowed: anticipate, carry_on, ",
     ),
     "no such key": (
         ["detect=finite", "playbook.ladder=[{detector: any, do: skip}]"],

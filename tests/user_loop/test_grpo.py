@@ -137,9 +137,7 @@ def test_a_reference_that_follows_is_an_extra(is_kept: bool, tmp_path: Path, mon
     trainer.add_callback(callback)
     trainer.train()
     if not is_kept:
-        with pytest.warns(
-            UserWarning, match="the loop does not repeat itself: .* in step 0 .*for other objects"
-        ):
+        with pytest.warns(UserWarning, match="the loop does not repeat itself: .* in step 0 .*for other objects"):
             callback.twin(trainer)
         return
     callback.twin(trainer)
