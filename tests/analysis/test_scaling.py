@@ -156,7 +156,7 @@ def test_parameters_are_an_axis_for_widths_and_depths(tmp_path: Path) -> None:
     [
         (
             ["los"],
-            "METRIC=los: unknown; did you mean loss? allowed: loss, stable_rate, best_rate, sensitivity, largest(SIGNAL)",
+            "METRIC=los: unknown; did you mean loss? allowed: loss, stable_rate, best_rate, sensitivity, largest(",
         ),
         (["largest(norm)"], "METRIC=largest(norm): no such signal; allowed: "),
         (["--against", "lr"], "--against lr: no size; allowed: width"),
