@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.basics import plugins
-from harness.basics.errors import Parser, sentence
+from harness.basics.errors import Parser
 from harness.basics.output import checked_output
-from harness.basics.printing import complain, warn_in_one_line
+from harness.basics.printing import complain, sentence, warn_in_one_line
 from harness.config import ConfigError
 from harness.storage.results_folder import FolderLost
 

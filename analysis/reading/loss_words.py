@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import xarray as xr
 
-from harness.objectives.outcome import LOSSES, TRAINING_LOSS
+from harness.storage.store import SIGNALS
+from harness.storage.stored import PackInfo
 
-USUAL_NAME = TRAINING_LOSS[0]
-
-
-def loss_attributes(trials: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """`units` and `long_name` of the loss of trials with these configurations; those of all, where they differ."""
-    found = list(dict.fromkeys(LOSSES.get(_objective(trial), TRAINING_LOSS) for trial in trials)) or [TRAINING_LOSS]
-    names, units = (" or ".join(dict.fromkeys(words)) for words in zip(*found, strict=True))
-    return {"units": units, "long_name": names}
+USUAL = SIGNALS["loss"]
+USUAL_NAME = USUAL.long_name
 
 
-def _objective(trial: Mapping[str, Any]) -> str:
-    section = trial.get("objective")
-    return str(section.get("name")) if isinstance(section, Mapping) else ""
+def loss_attributes(packs: Iterable[PackInfo]) -> dict[str, str]:
+    """`units` and `long_name` of the loss of these packs; those of all, where they differ."""
+    found = [pack.arrays["loss"]["attributes"] for pack in packs] or [
+        {"units": USUAL.units, "long_name": USUAL.long_name}
+    ]
+    return {key: " or ".join(dict.fromkeys(one[key] for one in found)) for key in ("units", "long_name")}
 
 
 def loss_name(sweep: xr.Dataset) -> str:

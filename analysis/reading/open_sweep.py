@@ -143,8 +143,7 @@ def dataset_of(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Data
     for dim in ("step", "layer", "segment", *(["rank"] if "rank" in sizes else [])):
         coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
     provenance = {name: _distinct(pack.attributes[name] for pack in packs) for name in ("corpus", "environment")}
-    loss = loss_attributes(trial.of("trials", {}) for trial in trials)
-    variables["loss"].attrs = {**variables["loss"].attrs, **loss}
+    variables["loss"].attrs = loss_attributes(packs)
     return _with_finals(xr.Dataset(variables, coordinates, {**attributes, **provenance}))
 
 

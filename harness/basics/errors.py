@@ -24,11 +24,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}? " if close else ""
 
 
-def sentence(text: str) -> str:
-    """A line of a list of commands, as a sentence."""
-    return f"{text[:1].upper()}{text[1:]}."
-
-
 class Problems:
     """Collects the reasons of ConfigErrors, each once, so that all of them are reported and not the first alone."""
 

@@ -79,3 +79,8 @@ def duration(seconds: float) -> str:
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def sentence(text: str) -> str:
+    """A line of a list of commands, as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}."

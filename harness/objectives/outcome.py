@@ -11,8 +11,6 @@ from harness.detectors.windows import MAD_TO_STD
 TRAINED, NEVER_LEARNED, DIVERGENT, NON_FINITE = "trained", "never learned", "divergent", "non-finite"
 DEGENERATE, HACKED, UNKNOWN = "degenerate", "hacked", "unknown"  # of policies alone
 ENDED_BADLY = (NEVER_LEARNED, DIVERGENT, NON_FINITE, HACKED)  # without what a loss or a reward had gained
-TRAINING_LOSS = ("training loss", "nat/token")  # what the loss of a run is, and its unit; "1" for none
-LOSSES = {"policy": ("minus the mean quality", "1")}  # the same of objectives by name, where it is another
 WINDOW_SHARE = 0.05  # of the steps: the loss is averaged over windows of this length
 LOST_SHARE = 0.5  # of what the run had learned
 LEARNED = 4.0  # standard errors below the first loss that the best window of a run that has learned something is

@@ -41,8 +41,7 @@ from harness.policy.losses import (
     mean_of_shares,
     surrogate,
 )
-from harness.policy.minibatch import Minibatch
-from harness.policy.minibatches import Minibatches
+from harness.policy.minibatches import Minibatch, Minibatches
 from harness.policy.penalty import SCHEDULES
 from harness.policy.rollouts import Rollouts
 from harness.policy.rows import PassingRows, SiteStrikes
@@ -208,6 +207,7 @@ class Policy(NextToken):
 
     may_replay = False
     is_sampled = True
+    reported = ("1", "minus the mean quality")
     judged_by = (*VARIETY, PROXY)
     taps = (STEP_TAP, ROLLOUT_TAP, PROXY_TAP, VALUE_TAP, ENTROPY_TAP, TEXT_TAP, ROUTES_TAP)
 

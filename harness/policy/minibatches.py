@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 from harness.basics.devices import sent
+from harness.model import sums
+from harness.policy.losses import mean_shares
+from harness.policy.rollouts import Rollouts
+from harness.policy.rows import picked
 from harness.policy.sampling import streams_of, uniforms
 
 PLACE = "policy.minibatches"
@@ -44,9 +48,22 @@ class Minibatches:
         return order.gather(1, places)
 
 
-def picked(index_Rxb: Tensor | None, x_RxBxxx: Tensor) -> Tensor:
-    """Those completions of what a rollout has of each, [R, b, ...]."""
-    if index_Rxb is None:
-        return x_RxBxxx
-    index = index_Rxb.view(*index_Rxb.shape, *[1] * (x_RxBxxx.dim() - 2))
-    return x_RxBxxx.gather(1, index.expand(*index_Rxb.shape, *x_RxBxxx.shape[2:]))
+class Minibatch:
+    """What a step trains on of the rows' last rollouts: as `Rollouts` names it, of b completions.
+
+    `share` and `token_share` [R, b] are weights in the mean that is asked for, and in one over all tokens
+    (`mean_shares`). `quality` is that of each completion; of a part, the mean over the whole rollout.
+    """
+
+    def __init__(self, rollouts: Rollouts, index_Rxb: Tensor | None, mean: str):
+        def of(x_RxBxxx: Tensor) -> Tensor:
+            return picked(index_Rxb, x_RxBxxx)
+
+        self.tokens, self.mask, self.advantages = of(rollouts.tokens), of(rollouts.mask), of(rollouts.advantages)
+        self.old, self.behaviour, self.reference = of(rollouts.old), of(rollouts.behaviour), of(rollouts.reference)
+        kept = rollouts.values_and_returns
+        self.values_and_returns = None if kept is None else (of(kept[0]), of(kept[1]))
+        self.share, self.token_share = (mean_shares(self.mask, over, self.old.dtype) for over in (mean, "tokens"))
+        self.quality = rollouts.quality
+        if index_Rxb is not None:
+            self.quality = sums.mean(rollouts.quality)[:, None].expand(index_Rxb.shape)

@@ -15,7 +15,7 @@ from harness.config import Trial
 from harness.model import sums
 from harness.model.gpt import GPT
 from harness.model.state import Rows, State
-from harness.policy.minibatches import picked
+from harness.policy.rows import picked
 
 
 class _ChoiceListener:

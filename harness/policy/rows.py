@@ -31,3 +31,11 @@ class PassingRows:
     weights: Tensor
     parts: Sequence[slice]
     here: Tensor
+
+
+def picked(index_Rxb: Tensor | None, x_RxBxxx: Tensor) -> Tensor:
+    """Those completions of what a rollout has of each, [R, b, ...]."""
+    if index_Rxb is None:
+        return x_RxBxxx
+    index = index_Rxb.view(*index_Rxb.shape, *[1] * (x_RxBxxx.dim() - 2))
+    return x_RxBxxx.gather(1, index.expand(*index_Rxb.shape, *x_RxBxxx.shape[2:]))

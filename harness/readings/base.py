@@ -93,6 +93,38 @@ class TapReading(Reading):
         raise NotImplementedError
 
 
+class PolicyReading(TapReading):
+    """What a policy shows at a tap of its objective, [r, n], each number a signal, in their order.
+
+    Of a rollout all passes show the same; of steps (`is_of_steps`) it is the mean over ranks and micro-batches.
+    """
+
+    cadence = 1
+    tap: ClassVar[str]
+    is_of_steps: ClassVar[bool] = False
+
+    @classmethod
+    def taps(cls, depth: int) -> Sequence[str]:
+        return [cls.tap]
+
+    @classmethod
+    def missing(cls, trial: Trial) -> str:
+        name = trial.objective.name
+        return cls.lacks(trial) if name == "policy" else f"objective.name={name} samples nothing"
+
+    @classmethod
+    def lacks(cls, trial: Trial) -> str:
+        """Why a policy shows nothing of it; empty if it does."""
+        return ""
+
+    def measure(self, x: Tensor) -> Tensor:
+        return x
+
+    def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
+        numbers = mean_of_ranks(values[0]) if self.is_of_steps else values[0][0, 0]
+        return dict(zip(self.signals, numbers.unbind(1), strict=True))
+
+
 class BatchReading(Reading):
     """Read of the tokens that train."""
 
@@ -125,7 +157,7 @@ class StepReading(Reading):
         raise NotImplementedError
 
 
-KINDS = (TapReading, BatchReading, GradientReading, StepReading)
+KINDS = (TapReading, PolicyReading, BatchReading, GradientReading, StepReading)
 
 
 def no_second_moment(trial: Trial) -> str:

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from harness.config import Trial
 from harness.policy.step_measures import STEP_MEASURES, STEP_TAP
-from harness.readings.base import ReadingSignal, TapReading, mean_of_ranks
-from harness.readings.rollouts import NO_POLICY
+from harness.readings.base import PolicyReading, ReadingSignal, mean_of_ranks
 
 
-class PolicyStepReading(TapReading):
+class PolicyStepReading(PolicyReading):
     """Of every step on a rollout. The effective sample size is (mean ratio)^2 / mean ratio^2."""
 
-    cadence = 1
+    tap = STEP_TAP
     help = "loss, ratios and clipping of a policy's step"
     signals = {
         "surrogate_loss": ReadingSignal((), "1", "what is differentiated of a policy"),
@@ -24,17 +22,6 @@ class PolicyStepReading(TapReading):
         "effective_samples": ReadingSignal((), "1", "effective sample size over the number of samples"),
         "step_kl": ReadingSignal((), "nat", "KL of a token from the policy of the rollout to that of now (k3)"),
     }
-
-    @classmethod
-    def taps(cls, depth: int) -> Sequence[str]:
-        return [STEP_TAP]
-
-    @classmethod
-    def missing(cls, trial: Trial) -> str:
-        return "" if trial.objective.name == "policy" else NO_POLICY.format(trial.objective.name)
-
-    def measure(self, x: Tensor) -> Tensor:
-        return x  # [r, n]
 
     def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
         means = dict(zip(STEP_MEASURES, mean_of_ranks(values[0]).unbind(1), strict=True))

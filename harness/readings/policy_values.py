@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor
-
 from harness.config import Trial
-from harness.policy.step_measures import VALUE_MEASURES, VALUE_TAP
-from harness.readings.base import ReadingSignal, TapReading, mean_of_ranks
-from harness.readings.rollouts import NO_POLICY
+from harness.policy.step_measures import VALUE_TAP
+from harness.readings.base import PolicyReading, ReadingSignal
 
 
-class PolicyValueReading(TapReading):
+class PolicyValueReading(PolicyReading):
     """Of every step on a rollout; the share of variance that is explained has its mean over ranks and micro-batches."""
 
-    cadence = 1
+    tap = VALUE_TAP
+    is_of_steps = True
     help = "loss of a policy's critic, and how much of the returns it explains"
     signals = {
         "value_loss": ReadingSignal((), "1", "loss of the critic, times its weight"),
@@ -24,17 +20,5 @@ class PolicyValueReading(TapReading):
     }
 
     @classmethod
-    def taps(cls, depth: int) -> Sequence[str]:
-        return [VALUE_TAP]
-
-    @classmethod
-    def missing(cls, trial: Trial) -> str:
-        if trial.objective.name != "policy":
-            return NO_POLICY.format(trial.objective.name)
+    def lacks(cls, trial: Trial) -> str:
         return "" if trial.section("policy").critic else "policy.critic=false has no values"
-
-    def measure(self, x: Tensor) -> Tensor:
-        return x  # [r, n]
-
-    def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
-        return dict(zip(VALUE_MEASURES, mean_of_ranks(values[0]).unbind(1), strict=True))

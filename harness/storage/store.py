@@ -139,11 +139,11 @@ def check_store(out: Path, study: str) -> None:
 
 
 def guarded_in(pack: PackInfo) -> dict[str, Signal]:
-    """The signals of a stored pack that its guards show and its readings give, beside `SIGNALS`."""
+    """The signals of a stored pack that its guards show and its readings give, and its loss, beside `SIGNALS`."""
     return {
         name: Signal(tuple(array["dimension_names"]), **array["attributes"])
         for name, array in pack.arrays.items()
-        if name not in SIGNALS | ENDS
+        if name == "loss" or name not in SIGNALS | ENDS
     }
 
 
@@ -168,7 +168,7 @@ class Described(Protocol):
 class PackStore:
     """The writer of one pack's group. Only one process writes a pack.
 
-    `guarded` are the signals that its guards show and its readings give, beside `SIGNALS`.
+    `guarded` are the signals that its guards show and its readings give, beside `SIGNALS`, or its own "loss".
     """
 
     def __init__(

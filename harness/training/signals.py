@@ -268,9 +268,7 @@ class Recorder:
         self.provenance = dict(state["provenance"])
         self._pending = set(state["pending"])
         self._losses = {first: losses.numpy() for first, losses in state["losses"]}
-        # Checkpoints that are older have none, and were judged by the loss alone.
-        judged = state["judged"] if self._judged_by else [(first, {}) for first in self._losses]
-        self._judged = {first: {name: values.numpy() for name, values in read.items()} for first, read in judged}
+        self._judged = {first: {name: x.numpy() for name, x in read.items()} for first, read in state["judged"]}
         for name, losses in self._ends.items():
             losses.copy_(state["ends"][name])
         for first, tensors in state["blocks"]:

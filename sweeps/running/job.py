@@ -46,7 +46,7 @@ from harness.storage.last_weights import write_weights
 from harness.storage.pack_info import KERNELS_CHANGED, NOT_RECORDED
 from harness.storage.progress_files import ERRORS, PROGRESS, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
-from harness.storage.store import PackStore, Signal
+from harness.storage.store import SIGNALS, PackStore, Signal
 from harness.storage.stored import STORE, read_pack
 from harness.training.distributed import RankGroup, Unsaved
 from harness.training.longer import goes_on_from
@@ -302,6 +302,7 @@ def _opened(job: Job, pack: Pack, corpus: Corpus, checkpoints: Checkpoints) -> t
             if changed := kernels_changed(store.attributes["environment"], steps_done(saved)):
                 warnings.warn(f"pack {job.pack.id}: {changed}", stacklevel=2)
                 store.note(KERNELS_CHANGED, changed)
+            _check_same_state(job, pack, store, saved)
             return store, saved
         checkpoints.drop(saved.step)
     checkpoints.remove()
@@ -309,6 +310,18 @@ def _opened(job: Job, pack: Pack, corpus: Corpus, checkpoints: Checkpoints) -> t
     environment, block, signals = _environment(pack, job), job.run.telemetry.block, _signals(pack)
     shape = first.steps, first.model.depth
     return PackStore.create(folder, job.pack.id, job.pack.recorded, *shape, text, environment, block, signals), None
+
+
+def _check_same_state(job: Job, pack: Pack, store: PackStore, saved: Saved) -> None:
+    """Raises ConfigError for a checkpoint of a version that measures or keeps other things; it stays as it is."""
+    lacking = {name for name, _ in pack.rows_state if f"pack.{name}" not in saved.tensors}
+    others = (store.signals.keys() ^ (SIGNALS | _signals(pack)).keys()) | lacking
+    if others:
+        named = ", ".join(sorted(others)[:5])
+        why = f"its checkpoint at step {saved.step} is of another version, which differs in {named}"
+        commit = store.attributes["environment"].get("commit", "unknown")
+        allowed = f"that version (commit {commit}), or without {job.out / CHECKPOINTS / job.pack.id}, to begin anew"
+        raise ConfigError(f"pack {job.pack.id}: {why}; allowed: {allowed}")
 
 
 def _environment(pack: Pack, job: Job) -> dict[str, Any]:
@@ -322,7 +335,7 @@ def _environment(pack: Pack, job: Job) -> dict[str, Any]:
 def _signals(pack: Pack) -> dict[str, Signal]:
     """What is stored of each step of a pack."""
     guards = {name: Signal(("trial", "step"), of.units, of.long_name) for name, of in pack.guard_signals.items()}
-    return guards | stored_signals(pack.planned[0])
+    return {**guards, **stored_signals(pack.planned[0]), "loss": Signal(("trial", "step"), *pack.objective.reported)}
 
 
 def _prepared(job: Job, device: torch.device, at_once: int | None = None) -> tuple[Pack, FaultSchedule, Corpus]:

@@ -17,6 +17,7 @@ from matplotlib.text import Text
 
 from analysis.reading.acted import Acting
 from harness.config import PER_TRIAL, Fault, Model, Optim, Train, Trial, number
+from harness.objectives.table import OBJECTIVES
 from harness.storage.store import SIGNALS, PackStore, Signal, open_store
 
 CORPUS = {"source": "stdlib", "fingerprint": "c0ffee", "tokens": 1000}
@@ -103,6 +104,8 @@ def write_pack(
     folder = open_store(out, study)
     steps, layers = trials[0].train.steps, trials[0].model.depth
     pack = pack or hashlib.sha256(" ".join(t.id for t in trials).encode()).hexdigest()[:16]
+    loss_signal = Signal(SIGNALS["loss"].dims, *OBJECTIVES[trials[0].objective.name].reported)
+    guarded = {"loss": loss_signal, **(guarded or {})}
     store = PackStore.create(folder, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block, guarded)
     values = {name: np.ones(store.shape(name), "f4") for name in measured}
     values["loss"] = np.array([loss(trial) for trial in trials], "f4")

@@ -14,7 +14,7 @@ from analysis.figures.quality_over_steps import curve, quality_over_steps
 from analysis.figures.registry import Results
 from analysis.measures.quality import final_quality
 from analysis.pages.overview import columns_of, finals
-from analysis.reading.loss_words import loss_attributes, with_unit
+from analysis.reading.loss_words import with_unit
 from analysis.reports import report
 from analysis.reports.findings import quality_lines
 from harness.config import Trial
@@ -84,8 +84,17 @@ def test_the_loss_of_a_policy_has_its_name_and_no_unit(sweep: xr.Dataset) -> Non
     columns = columns_of(sweep, **finals(sweep))["columns"]
     assert (columns["final_loss"]["label"], columns["final_loss"]["unit"]) == ("minus the mean quality at the end", "")
     assert columns["final_validation_loss"]["unit"] == "nat/token"
-    both = loss_attributes([{"objective": {"name": "policy"}}, {}])
-    assert both["units"] == "1 or nat/token" and both["long_name"] == "minus the mean quality or training loss"
+
+
+def test_the_loss_of_unlike_objectives_has_both_names(tmp_path: Path) -> None:
+    """As each pack of the store has it; so an objective of another package has its own."""
+    usual = synthetic.make_trial(lr=1e-2)
+    policy = dataclasses.replace(usual, extras=(("objective", ObjectiveConfig(name="policy")),))
+    for trial in (policy, usual):
+        synthetic.write_pack(tmp_path, [trial])
+    both = open_sweep(tmp_path)["loss"].attrs
+    assert sorted(both["units"].split(" or ")) == ["1", "nat/token"]
+    assert sorted(both["long_name"].split(" or ")) == ["minus the mean quality", "training loss"]
 
 
 def test_other_sweeps_have_no_quality(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.model.state import State
 from harness.storage.results_folder import FolderLost, ResultsPath
-from harness.storage.store import open_store
+from harness.storage.store import Signal, open_store
 from harness.storage.stored import read_packs
 from harness.testing.engine import Dying, Killed
 from harness.training.pack import Pack
 from sweeps.planning.packs import PackPlan
 from sweeps.planning.planner import make_plan
+from sweeps.running import job as job_module
 from sweeps.running.job import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
 from sweeps.running.ledger import lock_of
 from tests.jobs import job_of
@@ -125,6 +127,30 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_given_up(job: Job, monkeypa
         patch.setattr(restore, lambda *parts: 1 / 0)
         assert isinstance(train_pack_safely(job), Failed)
     assert before == 7 and job.checkpoints.latest is None
+    assert isinstance(train_pack(job), Finished)
+
+
+@pytest.mark.parametrize("differs", ["a signal", "an array"])
+def test_a_checkpoint_of_another_version_stays_as_it_is(
+    job: Job, differs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what that version measures, or keeps of a row; who has it can go on."""
+    kill(job, 7)
+    with monkeypatch.context() as patch:
+        if differs == "a signal":
+            signals = job_module._signals
+            more = {"another": Signal(("trial", "step"), "1", "of a later version")}
+            patch.setattr(job_module, "_signals", lambda pack: signals(pack) | more)
+        else:
+            iterate = State.__iter__
+            more = ("another", torch.zeros(1))
+            patch.setattr(State, "__iter__", lambda state: iter([*iterate(state), more]))
+        failed = train_pack_safely(job)
+    assert isinstance(failed, Failed)
+    assert "its checkpoint at step 7 is of another version, which differs in another; allowed: that version" in (
+        failed.reason
+    )
+    assert job.checkpoints.latest == 7
     assert isinstance(train_pack(job), Finished)
 
 
