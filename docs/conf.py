@@ -53,7 +53,7 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "footer_end": [],
 }
-html_sidebars = {"index": []}
+html_sidebars: dict[str, list[str]] = {"index": []}
 html_show_sourcelink = False
 
 

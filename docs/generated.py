@@ -11,10 +11,11 @@ from typing import Any
 
 from generated_data import dataset_page, errors_page, figures_page
 
-from harness.basics.errors import sentence
+from harness.basics.errors import PROGRAM
+from harness.basics.printing import sentence
 from harness.config import sections
 from injectors import fault_types
-from sweeps.commands.console import PROGRAM, commands, grouped, run
+from sweeps.commands.console import commands, grouped, run
 from sweeps.compose.settings import LAUNCHERS, PARTS, Settings
 
 OF_RUN = "These belong to the run and not to a trial, so they cannot be swept."

@@ -36,7 +36,7 @@ class Objective:
     reported: ClassVar[tuple[str, str]] = (
         "nat/token",
         "training loss",
-    )  # unit of a run's loss ("1": none), and what it is
+    )  # unit ("1": none) and name of the loss
     judged_by: ClassVar[Sequence[str]] = ()  # signals of readings, one number a step, by which it judges runs
     taps: ClassVar[Sequence[str]] = ()  # what it shows of its passes, beside the model's own taps
 

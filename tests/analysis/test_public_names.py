@@ -17,6 +17,8 @@ def test_type_checkers_see_the_same_names() -> None:
     imports = [node for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
     seen = {node.module: tuple(name.name for name in node.names) for node in imports}
     assert seen == {f"analysis.{home}": names for home, names in analysis._HOMES.items()}
+    assert sorted(analysis.__all__) == sorted(name for names in seen.values() for name in names)
+    assert "\n__all__ = [\n" in inspect.getsource(analysis)  # a computed list is none to them: "does not export"
 
 
 def test_every_name_is_there_and_no_other() -> None:
