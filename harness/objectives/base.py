@@ -33,10 +33,7 @@ class Objective:
     acted: Mapping[str, Tensor] = {}  # [R] by part of the recipe: where it changed what trains
     may_replay: ClassVar[bool] = False  # whether `loss` and `window_losses` do the same each time, on the device alone
     is_sampled: ClassVar[bool] = False  # whether what trains comes from the model, so that no trial alone tells of it
-    reported: ClassVar[tuple[str, str]] = (
-        "nat/token",
-        "training loss",
-    )  # unit ("1": none) and name of the loss
+    reported: ClassVar[tuple[str, str]] = ("nat/token", "training loss")  # unit ("1": none) and name of the loss
     judged_by: ClassVar[Sequence[str]] = ()  # signals of readings, one number a step, by which it judges runs
     taps: ClassVar[Sequence[str]] = ()  # what it shows of its passes, beside the model's own taps
 

@@ -185,7 +185,7 @@ class RecoverySession:
         taken = None
         if self.ring:
             taken = self.ring.take(step, self.is_quiet, self.awaited if self._awaits else -1, with_gradients)
-        self.undo.begin(taken.around if taken else None)
+        self.undo.begin(taken)
 
     def answer(self, step: int, alarms: Mapping[str, bool], loss: float, norm: float, is_judged: bool = True) -> int:
         """GO, GO_AND_ASK or ASK, as the guard of a pack has it; FREEZE for what no rung answers and cannot be taken."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from harness.config import ConfigError
 from harness.user_loop.loop_state import LoopState
 from harness.user_loop.named_tensors import NamedTensors, raw_bytes
 from harness.user_loop.streams import Streams, generator_state, set_streams, streams
-from harness.user_loop.structure import Structure
+from harness.user_loop.structure import IMMUTABLE, Structure
 
 
 @dataclass
@@ -78,24 +80,27 @@ class Keeper:
         )
 
     @torch.no_grad()
-    def take_arrays(self, step: int, into: Snapshot | None = None) -> Snapshot:
-        """A copy of weights, buffers and what the optimizers keep."""
+    def take_arrays(self, step: int, into: Snapshot | None = None, like: Snapshot | None = None) -> Snapshot:
+        """A copy of weights, buffers and what the optimizers keep; the latter is what `like` has of it, if given."""
         copies = Copies(self._on_host)
-        spares = [dict(kept) for kept in into.optimizers] if into else []
-        spares += [{} for _ in self._places.optimizers[len(spares) :]]
         tensors = copies.of(self._live(), into.tensors if into else {})
-        states = [
+        states = like.optimizers if like else self._copied_states(copies, into.optimizers if into else [])
+        copies.make()
+        return Snapshot(step, tensors, states, None)
+
+    def _copied_states(self, copies: Copies, memory: Sequence[Any]) -> list[list[tuple[Any, dict[Any, Any]]]]:
+        spares = [dict(kept) for kept in memory]
+        spares += [{} for _ in self._places.optimizers[len(spares) :]]
+        return [
             [(key, copies.of(kept, spares[n].get(key, {}))) for key, kept in optimizer.state.items()]
             for n, optimizer in enumerate(self._places.optimizers)
         ]
-        copies.make()
-        return Snapshot(step, tensors, states, None)
 
     def around(self) -> Around:
         """What stands around the arrays now."""
         places = self._places
         groups = [
-            [copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+            [{k: _copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
             for optimizer in places.optimizers
         ]
         extras = [copy.deepcopy(extra.state_dict()) for extra in self._extras]
@@ -160,19 +165,24 @@ class StepUndo:
     def __init__(self, places: NamedTensors, extras: Sequence[Any], loop: LoopState):
         self._places, self._loop, self._keeper = places, loop, Keeper(places, extras, loop)
         self._kept: Snapshot | None = None
+        self._memory: Snapshot | None = None  # of what was kept in an earlier step
         self._has = False
 
     @torch.no_grad()
-    def begin(self, around: Around | None) -> None:
-        """A step begins, around which this stands; None: not known yet."""
+    def begin(self, taken: Snapshot | None) -> None:
+        """A step begins, of which this snapshot was taken just now, if any was."""
         self._buffers = [(buffer, buffer.clone()) for buffer in self._places.buffers.values()]
-        self._around = self._keeper.around() if around is None else around
+        self._around = taken.around if taken and taken.around else self._keeper.around()
         self._at = self._loop.carried, self._loop.loader
+        self._taken, self._states = taken, StateVersions(self._places.optimizers) if taken else None
         self._has = False
 
     def keep(self) -> None:
         """The update comes next."""
-        self._kept, self._has = self._keeper.take_arrays(-1, self._kept), True
+        still = self._taken if self._states and self._states.hold() else None
+        self._kept, self._has = self._keeper.take_arrays(-1, self._memory, like=still), True
+        own = self._kept.optimizers if still is None else self._memory.optimizers if self._memory else []
+        self._memory = replace(self._kept, optimizers=own)
 
     @torch.no_grad()
     def take_back(self) -> None:
@@ -189,6 +199,38 @@ class StepUndo:
         self.take_back()
         self._keeper.put_around(self._around)
         self._loop.give_back(*self._at)
+
+
+class StateVersions:
+    """Whether what optimizers keep is what it was.
+
+    What changes a tensor in place counts up its version, unless it is done through `.data`.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]):
+        self._optimizers = optimizers
+        self._objects, self._versions = self._now()
+
+    def _now(self) -> tuple[list[Any], list[int]]:
+        kept = [(key, of) for optimizer in self._optimizers for key, of in optimizer.state.items()]
+        objects = [part for key, of in kept for part in (key, *of, *of.values())]
+        return objects, [_version(value) for _, of in kept for value in of.values()]
+
+    def hold(self) -> bool:
+        """Nothing has changed it, and nothing has taken its place."""
+        objects, versions = self._now()
+        if versions != self._versions or UNSEEN in versions or len(objects) != len(self._objects):
+            return False
+        return all(map(operator.is_, objects, self._objects))
+
+
+UNSEEN = -1  # as a version: whether it was changed cannot be seen
+
+
+def _version(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return UNSEEN if value.is_inference() else value._version
+    return 0 if isinstance(value, IMMUTABLE) else UNSEEN
 
 
 class Copies:
@@ -221,6 +263,10 @@ class Copies:
             torch._foreach_copy_(self._targets, self._sources)
 
 
+def _copied(value: Any) -> Any:
+    return value if isinstance(value, IMMUTABLE) else copy.deepcopy(value)
+
+
 def put_values(live: Any, kept: Mapping[Any, Any]) -> None:
     """What a mapping has becomes what was kept of it: tensors in place, other values as copies."""
     for key in [key for key in live if key not in kept and key != "params"]:
@@ -232,7 +278,7 @@ def put_values(live: Any, kept: Mapping[Any, Any]) -> None:
         elif isinstance(value, Tensor):
             live[key] = value.clone()
         else:
-            live[key] = copy.deepcopy(value)
+            live[key] = _copied(value)
 
 
 def difference(one: Snapshot, other: Snapshot, only_arrays: bool = False) -> str | None:

@@ -125,8 +125,9 @@ def _become(live: Any, kept: Mapping[Any, Any]) -> None:
 
 def _values(parts: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
-    for name in parts.keys() - INTERNAL:
-        value = parts[name]
+    for name, value in parts.items():
+        if name in INTERNAL:
+            continue
         kept = value if isinstance(value, IMMUTABLE) else _kept(value)
         if kept is not MISSING:
             found[name] = kept
