@@ -58,6 +58,7 @@ class LoopDriver(Steps):
         self._plan = plan
         self.batch: Any = None
         self._is_in_pass = False
+        self._goes_straight_on = False  # none of the loop's own code ran since the last step
         self._is_length_asked = asked.steps is not None
         self._gaps: list[tuple[Around | None, str]] = [(None, "")]  # before each loader: what it left, why it cannot
         self._paused: Snapshot | None = None  # after the last batch of a loader
@@ -233,6 +234,7 @@ class LoopDriver(Steps):
 
     def advance(self) -> bool:
         """End the pass at hand and begin the next one, whose batch is `batch`; False: no more of this loader."""
+        self._goes_straight_on = self._is_in_pass
         self._close_pass()
         while not self.is_over:
             if self._jump is not None:
@@ -244,6 +246,8 @@ class LoopDriver(Steps):
                     raise
                 self._plan.refuse(self, str(error))
                 continue
+            finally:
+                self._goes_straight_on = False
             if self.batch is not END:
                 self._is_in_pass = True
                 return True
@@ -284,7 +288,7 @@ class LoopDriver(Steps):
         if batch is END:
             return END
         if self._pass == 0:
-            self.begin_step()
+            self.begin_step(self._goes_straight_on)
         return replay.strikes.batch(position, batch)
 
     def _close_pass(self) -> None:

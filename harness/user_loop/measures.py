@@ -27,6 +27,10 @@ YES, NO = torch.tensor([True]), torch.tensor([False])  # of the one row
 LAYERED = ("activation_rms", "attention_logit_max")  # which no model but ours shows: they have no layers here
 
 
+MEASURED_AT_END = {"param_norm": "weights", "second_moment_norm": "moment_2"}
+"""Norms of a step's end, each finite exactly if all of the array is, and of what."""
+
+
 class Measures:
     """Norms around the update of a step, which stay on the device until `told`.
 

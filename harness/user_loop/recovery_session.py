@@ -20,7 +20,7 @@ from harness.model.formats import to_measure
 from harness.recovery.base import GROWN, Alarm
 from harness.training.interventions import Interventions
 from harness.user_loop.loop_state import LoopState
-from harness.user_loop.measures import Watch
+from harness.user_loop.measures import MEASURED_AT_END, Watch
 from harness.user_loop.named_tensors import NamedTensors
 from harness.user_loop.norms import stacked
 from harness.user_loop.snapshots import Keeper, Snapshot, StepUndo
@@ -56,10 +56,15 @@ class Ring:
         self._kept, self._awaited = dict(other._kept), other._awaited
         self._shared, other._shared = set(self._kept), set(self._kept)
 
-    def take(self, step: int, is_quiet: bool, awaited: int, with_gradients: bool) -> Snapshot | None:
-        """Keep this step, if it is due and nothing was wrong with the one before; what was kept, if it was."""
+    def take(
+        self, step: int, is_quiet: bool, awaited: int, with_gradients: bool, is_measured: bool = False
+    ) -> Snapshot | None:
+        """Keep this step, if it is due and nothing was wrong with the one before; what was kept, if it was.
+
+        `is_measured`: the norms of `MEASURED_AT_END` are those of now, and finite.
+        """
         is_due = step % self._every == 0
-        if not (is_due or step == awaited) or not is_quiet or step in self._kept or not self._is_finite():
+        if not (is_due or step == awaited) or not is_quiet or step in self._kept or not self._is_finite(is_measured):
             return None
         if step == awaited and not is_due:
             self._forget(self._awaited)
@@ -84,11 +89,14 @@ class Ring:
             self._spare = kept.snapshot  # its memory serves the next one
         self._shared.discard(step)
 
-    def _is_finite(self) -> bool:
-        slots = (x for named in self._places.slots().values() for x in named.values())
+    def _is_finite(self, is_measured: bool) -> bool:
+        is_known = is_measured and len(self._places.owned) == len(self._places.trained)
+        arrays = {"weights": self._places.owned, **self._places.slots()}
+        for name in MEASURED_AT_END.values() if is_known else ():
+            arrays.pop(name, None)
         with torch.no_grad():
-            each = [to_measure(x) for x in [*self._places.owned.values(), *slots] if x.numel()]
-            if _all_finite(torch._foreach_norm(each, 2)):
+            each = [to_measure(x) for named in arrays.values() for x in named.values() if x.numel()]
+            if not each or _all_finite(torch._foreach_norm(each, 2)):
                 return True
             return _all_finite([x.sum(dtype=torch.float64) for x in each])  # the squares alone may overflow
 
@@ -180,11 +188,12 @@ class RecoverySession:
         """Whether steps are run again whose alarms nobody is asked about."""
         return self.book.waits is not None and not self.book.hears_before_awaited
 
-    def begin(self, step: int, with_gradients: bool) -> None:
-        """Keep what the run may have to go back to; with the gradients that the step adds to."""
+    def begin(self, step: int, with_gradients: bool, is_measured: bool) -> None:
+        """Keep what the run may have to go back to; with the gradients that the step adds to. See `Ring.take`."""
         taken = None
         if self.ring:
-            taken = self.ring.take(step, self.is_quiet, self.awaited if self._awaits else -1, with_gradients)
+            awaited = self.awaited if self._awaits else -1
+            taken = self.ring.take(step, self.is_quiet, awaited, with_gradients, is_measured)
         self.undo.begin(taken)
 
     def answer(self, step: int, alarms: Mapping[str, bool], loss: float, norm: float, is_judged: bool = True) -> int:

@@ -23,7 +23,7 @@ from harness.user_loop.batches import BatchBuffer
 from harness.user_loop.hooks import Hook
 from harness.user_loop.inputs import Inputs, NotRepeated, not_repeated
 from harness.user_loop.loop_state import LoopState
-from harness.user_loop.measures import Measures, SeenStep, Watch, said
+from harness.user_loop.measures import MEASURED_AT_END, Measures, SeenStep, Watch, said
 from harness.user_loop.named_tensors import NamedTensors, inner_optimizer
 from harness.user_loop.presets import ChosenFault, looks_at_rest
 from harness.user_loop.ranks import Ranks
@@ -90,6 +90,7 @@ class Steps:
         self._is_judged = True
         self._is_again = False  # the run has gone back to the step at hand
         self._carried = True  # snapshots have the gradients
+        self._ends_finite = False  # the norms that were measured as the last step ended, and it was not undone
         self.replay = self.run_replay = self.new_replay(RUN, 0, asked.chosen)
         self._measures = Measures(self.places, looks_at_rest(asked.settings))
         with ExitStack() as hooks:
@@ -159,8 +160,11 @@ class Steps:
 
     # --- a step begins -------------------------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        """A step of the optimizer begins: keep what it may have to go back to, and let faults strike."""
+    def begin_step(self, goes_straight_on: bool = False) -> None:
+        """A step of the optimizer begins: keep what it may have to go back to, and let faults strike.
+
+        `goes_straight_on`: none of the loop's own code ran since the step before.
+        """
         replay, step = self.replay, self.step
         self._losses, self._judged, self._shown, self._answer = [], None, None, GO
         self.places.refresh()
@@ -172,7 +176,7 @@ class Steps:
         if replay.session:
             if replay.session.ring and carries and not self._carried:
                 replay.session.ring.clear()  # its snapshots lack the gradients to which steps add
-            replay.session.begin(step, carries)
+            replay.session.begin(step, carries, goes_straight_on and self._ends_finite)
             if replay.session.ring and not self.batches.keeps_all:
                 self.batches.forget(min(step, replay.session.ring.oldest or 0))
         self._carried = carries
@@ -261,7 +265,10 @@ class Steps:
         self.loop.stepped()
         self._tell(replay, values, is_taken)
         if replay.session:
+            is_left_alone = self._answer == GO and self.asked.on_alarm is None
+            self._ends_finite = is_left_alone and all(isfinite(values.get(name, nan)) for name in MEASURED_AT_END)
             self._answered(replay, values, is_taken)
+            self._ends_finite &= self.step == step + 1
         else:
             self.step += 1
         self._stepped(replay, step)

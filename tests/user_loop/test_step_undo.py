@@ -9,10 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from harness import attach
 from harness.user_loop.loop_state import LoopState
 from harness.user_loop.named_tensors import NamedTensors
+from harness.user_loop.recovery_session import Ring
 from harness.user_loop.snapshots import Keeper, StepUndo, difference
 
+BACK: dict[str, Any] = {
+    "ladder": [{"detector": "any", "action": "roll_back", "limit": 5, "cool_down": 5}],
+    "snapshot": {"every": 1, "kept": 3},
+}
 Change = Callable[[torch.optim.Optimizer], Any]
 
 
@@ -79,3 +85,47 @@ def test_a_step_that_the_snapshot_served_leaves_memory_of_its_own_to_the_next() 
             assert difference(taken, there, only_arrays=True) is None
     undo.take_back()
     assert difference(keeper.take_arrays(0), there, only_arrays=True) is None
+
+
+@pytest.mark.filterwarnings("ignore")  # a run that ends with nothing left to do says so
+@pytest.mark.parametrize("where", ["between epochs", "after the update", "before the update", "nowhere"])
+@pytest.mark.parametrize("what", ["weight", "exp_avg", "exp_avg_sq"])
+def test_a_state_that_is_not_finite_is_no_snapshot(what: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norms of a step's end stand for what comes next only where none of the loop's own code ran since."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    seen: list[tuple[bool, bool, bool]] = []  # of each step: measured as the one before ended, sound, and kept
+    take = Ring.take
+
+    def watched(ring: Ring, step: int, *args: Any) -> Any:
+        arrays = [*model.parameters(), *(x for state in optimizer.state.values() for x in state.values())]
+        is_sound = all(bool(x.isfinite().all()) for x in arrays)
+        kept = take(ring, step, *args)
+        seen.append((args[-1], is_sound, kept is not None))
+        return kept
+
+    monkeypatch.setattr(Ring, "take", watched)
+
+    def spoil(here: str) -> None:
+        if here == where and len(seen) == 4:
+            struck = model.weight if what == "weight" else optimizer.state[model.weight][what]
+            struck.data[0, 0] = torch.inf
+
+    with attach(model, optimizer, steps=8, twin=False, detect="finite", recover=BACK) as run:
+        for _ in run.epochs(2):
+            for x in run.steps([torch.randn(5, 3) for _ in range(4)]):
+                loss = model(x).square().sum()
+                optimizer.zero_grad()
+                loss.backward()
+                spoil("before the update")
+                optimizer.step()
+                spoil("after the update")
+                run.observe(loss)
+            spoil("between epochs")
+    measured, sound, kept = zip(*seen, strict=True)
+    assert any(measured) and not measured[0] and any(kept)
+    assert all(is_sound for is_sound, is_kept in zip(sound, kept, strict=True) if is_kept)
+    assert all(sound) == (where == "nowhere")
+    if where == "nowhere":
+        assert measured == (False, True, True, True, False, True, True, True) and all(kept)
