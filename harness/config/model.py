@@ -33,6 +33,11 @@ class Model:
     swiglu_clamp: float | None = number(
         SWITCHED, None, "bound of SwiGLU's gate from above and of its linear part on both sides; null: none", above=0
     )
+    smooth_swiglu: bool = anything(
+        STRUCTURAL,
+        False,
+        "with train.precision=fp8: each channel of SwiGLU's product is rounded at a scale of its own, not all at one",
+    )
     positions: str = choice(STRUCTURAL, "rotary", "how positions enter", "rotary", "learned")
     rotary_base: float = number(
         STRUCTURAL, 10000.0, "base of the angles' frequencies, for positions rotary", low=1, high=1e12

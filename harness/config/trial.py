@@ -83,7 +83,14 @@ YOUNGER = (
     ),
     *(
         ("model", name)
-        for name in ("dyt_alpha", "depth_scaled_norms", "value_norm", "attention_gate", "attention_sink")
+        for name in (
+            "smooth_swiglu",
+            "dyt_alpha",
+            "depth_scaled_norms",
+            "value_norm",
+            "attention_gate",
+            "attention_sink",
+        )
     ),
     *(("policy", name) for name in ("proxy", "proxy_noise")),
     *(("model", name) for name in ("residual_streams", "stream_mixing", "stream_gate")),

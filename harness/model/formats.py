@@ -103,22 +103,25 @@ def round_to_tf32(x: Tensor) -> Tensor:
 LARGEST_POWER = 2.0**126  # of the factors of `round_scaled`: float32 holds its reciprocal as a normal number
 
 
-def round_scaled(x_Rxxx: Tensor, name: str) -> Tensor:
+def round_scaled(x_Rxxx: Tensor, name: str, by_channel: bool = False) -> Tensor:
     """`x` rounded to a format of 8 bits, each trial at a scale of its own, in its own type again.
 
     A trial's values are multiplied by the largest power of two that keeps the largest of them among the format's finite
     numbers, rounded, and divided by it again. That is exact, so float32 and bfloat16 hold what a product of 8-bit
-    numbers with a factor beside it would read. A trial that is not finite everywhere stays as it is.
+    numbers with a factor beside it would read. A trial that is not finite everywhere stays as it is. `by_channel`: each
+    element of the last dim has a scale of its own over the dim before it, as tokens are, and of each expert.
     """
-    dtype = FORMATS[name].dtype
-    largest_R = x_Rxxx.abs().flatten(1).amax(1).to(torch.float32)
-    ratio_R = (torch.finfo(dtype).max / largest_R).clamp(max=LARGEST_POWER)
-    power_R = (ratio_R.view(torch.int32) & 0x7F800000).view(torch.float32)  # the bits of the mantissa cut off
-    usable_R = torch.isfinite(largest_R) & (largest_R > 0)
-    shape = (-1, *[1] * (x_Rxxx.dim() - 1))
-    power = torch.where(usable_R, power_R, 1.0).to(x_Rxxx.dtype).view(shape)
+    dtype, magnitude = FORMATS[name].dtype, x_Rxxx.abs()
+    if by_channel:
+        largest = magnitude.amax(-2, keepdim=True).to(torch.float32)
+    else:
+        largest = magnitude.flatten(1).amax(1).to(torch.float32).view(-1, *[1] * (x_Rxxx.dim() - 1))
+    ratio = (torch.finfo(dtype).max / largest).clamp(max=LARGEST_POWER)
+    power = (ratio.view(torch.int32) & 0x7F800000).view(torch.float32)  # the bits of the mantissa cut off
+    is_usable = torch.isfinite(largest) & (largest > 0)
+    power = torch.where(is_usable, power, 1.0).to(x_Rxxx.dtype)
     rounded = (x_Rxxx * power).to(dtype).to(x_Rxxx.dtype).mul_(power.reciprocal())
-    return torch.where(usable_R.view(shape), rounded, x_Rxxx)
+    return torch.where(is_usable, rounded, x_Rxxx)
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -32,10 +32,13 @@ class Leaf(NamedTuple):
 
 
 @differentiable
-def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None = None) -> WithBackward[Tensor]:
+def linear(
+    x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None = None, by_channel: bool = False
+) -> WithBackward[Tensor]:
     """x @ weight^T for each trial, plus its bias [R, out] if there is one: [R, N, out].
 
-    All that it reads and leaves, gradients too, is held in `precision`; with a bias it is rounded once.
+    All that it reads and leaves, gradients too, is held in `precision`, x `by_channel` where that has 8 bits; with a
+    bias it is rounded once.
     """
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None 
             leaf.gradient.copy_(precision(product(dy.mT, x, tf32=precision.tf32)))
         return precision(product(dy, weight, tf32=precision.tf32))
 
-    x, weight = precision.operand(x_RxNxI), precision.operand(leaf.weight)
+    x, weight = precision.operand(x_RxNxI, by_channel), precision.operand(leaf.weight)
     y = product(x, weight.mT, tf32=precision.tf32)
     return precision(y if bias is None else y.add_(precision(bias.weight)[:, None])), backward, (x, weight)
 

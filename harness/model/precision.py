@@ -14,7 +14,8 @@ fp8 is bf16 in which linear layers, the head among them, round the bf16 numbers 
 forward pass, and to e5m2 the gradient that arrives in the backward pass (Micikevicius et al. 2022, arXiv 2209.05433).
 Each operand of each trial is scaled by its own largest element (`harness.model.formats.round_scaled`): the current
 scaling of NVIDIA's Transformer Engine, with its option of scales that are powers of two, so that scaling itself rounds
-nothing. Matrices that the model reads as one, as those of query, key and value, share a scale. The backward pass uses
+nothing. Matrices that the model reads as one, as those of query, key and value, share a scale. With
+`model.smooth_swiglu` the product of SwiGLU's two branches has a scale for each channel. The backward pass uses
 the operands as the forward pass has rounded them. Products of such numbers are exact in float32; what a layer leaves is
 bf16 again, as are the products inside attention. Every device emulates it: 8-bit numbers in the type of the products.
 """
@@ -66,9 +67,12 @@ class Precision:
             return x if x.dtype == self.products else x.to(self.products)
         return round_to(x, self.rounds)
 
-    def operand(self, x_Rxxx: Tensor) -> Tensor:
-        """`x`, an input or a weight, as a linear layer reads it in its forward pass; without a gradient."""
-        return round_scaled(self(x_Rxxx), "fp8_e4m3") if self.fp8 else self(x_Rxxx)
+    def operand(self, x_Rxxx: Tensor, by_channel: bool = False) -> Tensor:
+        """`x`, an input or a weight, as a linear layer reads it in its forward pass; without a gradient.
+
+        `by_channel`: see `round_scaled`.
+        """
+        return round_scaled(self(x_Rxxx), "fp8_e4m3", by_channel) if self.fp8 else self(x_Rxxx)
 
     def gradient(self, dy_Rxxx: Tensor) -> Tensor:
         """The gradient of a linear layer's output, as its backward pass reads it."""

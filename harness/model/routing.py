@@ -242,9 +242,17 @@ def _added(x_RxNxKxD: Tensor) -> Tensor:
 
 @differentiable
 def expert_linear(
-    x_RxExCxI: Tensor, leaf: Leaf, experts: int, precision: Precision, bias: Leaf | None = None
+    x_RxExCxI: Tensor,
+    leaf: Leaf,
+    experts: int,
+    precision: Precision,
+    bias: Leaf | None = None,
+    by_channel: bool = False,
 ) -> WithBackward[Tensor]:
-    """x through each expert's own matrix, [R, E, C, out]; `leaf` has them stacked, [R, E out, I], biases [R, E out]."""
+    """x through each expert's own matrix, [R, E, C, out]; `leaf` has them stacked, [R, E out, I], biases [R, E out].
+
+    `by_channel`: see `layers.linear`.
+    """
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         if bias is not None:
@@ -253,7 +261,7 @@ def expert_linear(
         leaf.gradient.copy_(precision(product(dy.mT, x, tf32=precision.tf32)).flatten(1, 2))
         return precision(product(dy, weight, tf32=precision.tf32))
 
-    x, weight = precision.operand(x_RxExCxI), precision.operand(leaf.weight).unflatten(1, (experts, -1))
+    x, weight = precision.operand(x_RxExCxI, by_channel), precision.operand(leaf.weight).unflatten(1, (experts, -1))
     y = product(x, weight.mT, tf32=precision.tf32)
     if bias is not None:
         y = y.add_(precision(bias.weight).unflatten(1, (experts, -1))[:, :, None])

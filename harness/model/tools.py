@@ -122,15 +122,18 @@ class Tools:
 
     # --- small parts -------------------------------------------------------------------------------------------------
 
-    def linear(self, x_RxNxI: Tensor, first: str, last: str | None = None) -> Tensor:
-        """x through the matrix `first`, or those up to `last` side by side, with all that is asked for around them."""
+    def linear(self, x_RxNxI: Tensor, first: str, last: str | None = None, by_channel: bool = False) -> Tensor:
+        """x through the matrix `first`, or those up to `last` side by side, with all that is asked for around them.
+
+        `by_channel`: see `layers.linear`.
+        """
         x, leaf = self.shifted(f"{first}_shift", x_RxNxI), self.leaf(first, last)
         is_biased = f"{first}_bias" in self.layout.by_name
         bias = self.leaf(f"{first}_bias", f"{last}_bias" if last else None) if is_biased else None
         if self.vectors and f"{first}_scale" in self.layout.by_name:
             gamma = self.leaf(f"{first}_scale", f"{last}_scale" if last else None)
             x, leaf = reparametrised(x, leaf, gamma, *self.vectors.stack(first, last, self.part.rows))
-        return linear(x, leaf, self.precision, bias)
+        return linear(x, leaf, self.precision, bias, by_channel)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """x through the norm of these gains."""

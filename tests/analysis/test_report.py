@@ -119,6 +119,17 @@ def test_hostile_text_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&#34;&amp;{{ 7 * 7 }}") >= 8
 
 
+@pytest.mark.usefixtures("unrendered")
+def test_facts_of_facts_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = {"tokens": {"train": 28_333_247, HOSTILE: None}, "parts": [{"share": 0.25}, {"share": 0.75}], "path": None}
+    monkeypatch.setattr(synthetic, "CORPUS", corpus)
+    synthetic.write_pack(tmp_path, [synthetic.make_trial(lr=lr) for lr in (1e-3, 1e-2)])
+    page = report.write_report(tmp_path).html.read_text(encoding="utf-8")
+    assert ": none, train: 28,333,247</td>" in page and "<td>none</td>" in page
+    assert "<td>share: 0.25, share: 0.75</td>" in page
+    assert "{&#39;" not in page and "[{" not in page and "<script" not in page
+
+
 def test_the_same_results_give_the_same_page(written, again) -> None:
     assert again[1] == written[1]
 

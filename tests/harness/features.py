@@ -112,6 +112,7 @@ PRECISIONS: dict[str, Fields] = {
         "ranks": 2,
     },
     "fp8": {"precision": "fp8"},
+    "fp8, smooth SwiGLU": {"precision": "fp8", "activation": "swiglu", "smooth_swiglu": True},
     "fp8, swiglu, qk_norm, ranks": {
         "precision": "fp8",
         "activation": "swiglu",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -11,8 +12,11 @@ import torch
 
 from harness.config import ConfigError, Train
 from harness.model.formats import round_scaled, round_to
+from harness.model.layers import Leaf, linear
 from harness.model.precision import FORMATS, Precision, pick_device, precision_of
 from harness.testing import engine
+from harness.training.activation_counts import idle_parts
+from harness.training.config_checks import check_trial
 from tests import number_formats as oracle
 from tests.harness.test_precision import CUDA, learned, passed
 
@@ -89,6 +93,21 @@ def test_what_is_not_finite_stays_in_its_trial(name):
     assert torch.isfinite(rounded[1]).sum() == torch.isfinite(rounded[2]).sum() == 41
 
 
+@formats
+@pytest.mark.parametrize("shape", [(3, 30, 11), (2, 3, 30, 5)])  # rows and tokens; rows, experts and tokens
+def test_each_channel_may_have_a_scale_of_its_own(name, shape):
+    x = normal(*shape) * 10.0 ** normal(*shape[:-2], 1, shape[-1], seed=1).mul(6)
+    x[0, ..., 3, 1], x[-1, ..., 2] = math.nan, 0.0
+    rounded = round_scaled(x, name, by_channel=True)
+    for place in np.ndindex(*shape[:-2]):
+        for channel in range(shape[-1]):
+            alone = x[place][:, channel]
+            assert torch.equal(
+                rounded[place][:, channel].nan_to_num(7), round_scaled(alone[None], name)[0].nan_to_num(7)
+            )
+    assert (rounded != round_scaled(x, name)).any()
+
+
 # --- linear layers --------------------------------------------------------------------------------------------------
 
 
@@ -144,6 +163,60 @@ def test_a_model_is_the_one_in_bf16_tensors(device):
     for tensor in layout.by_name:
         ours, theirs, whole = (layout.view(flat, tensor) for flat in (emulated, real, exact))
         assert 0 < (ours - theirs).norm() < (theirs - whole).norm() / 2 or torch.equal(ours, theirs), tensor
+
+
+SMOOTH = {"activation": "swiglu", "smooth_swiglu": True, "precision": "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("given", "layers"),
+    [
+        ({}, [24]),
+        ({"block": {"channel_mixer": "moe"}, "moe": {"experts": 4, "top": 1, "shared": 1, "hidden": 12}}, [12, 12]),
+    ],
+)
+def test_smooth_swiglu_scales_the_channels_of_what_down_reads(given, layers, monkeypatch):
+    """Those of each expert and of the shared one too, and of nothing else."""
+    read, operand = [], Precision.operand
+
+    def seen(self, x, by_channel=False):
+        read.append((by_channel, x.shape[-1]))
+        return operand(self, x, by_channel)
+
+    monkeypatch.setattr(Precision, "operand", seen)
+    trials = [engine.trial(seed=r, feedforward=24, **SMOOTH, **given) for r in range(2)]
+    pack = engine.pack_of(trials)
+    pack.learn(pack.objective.batch(0))
+    by_channel = [size for is_by_channel, size in read if is_by_channel]
+    assert by_channel == layers * trials[0].model.depth and len(read) > 3 * len(by_channel)
+
+
+def test_smooth_swiglu_keeps_what_an_outlier_in_another_channel_would_cost():
+    """Fishman et al. 2024, arXiv 2409.12517: s^-1 Q(s z), with s of each channel of z."""
+    x = torch.tensor([[[448.0, 2.0**-12], [-3.0, 2.0**-11]]]).expand(2, -1, -1)
+    leaf = Leaf(torch.eye(2).repeat(2, 1, 1), torch.zeros(2, 2, 2))
+    assert linear(x, leaf, EMULATED)[0].tolist() == [[448.0, 0.0], [-3.0, 0.0]]
+    assert linear(x, leaf, EMULATED, None, True)[0].tolist() == [[448.0, 2.0**-12], [-3.0, 2.0**-11]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"activation": "gelu"},
+            "model.smooth_swiglu=true: model.activation=gelu has no gate; allowed: false, or model",
+        ),
+        ({"precision": "bf16"}, "model.smooth_swiglu=true: train.precision=bf16 rounds nothing to 8 bits; it takes"),
+    ],
+)
+@pytest.mark.parametrize("mixer", ["feedforward", "moe"])
+def test_smooth_swiglu_wants_a_gate_and_fp8(mixer, given, said):
+    trial = engine.trial(**{**SMOOTH, "block": {"channel_mixer": mixer}, **given})
+    if "gate" in said:
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            check_trial(trial)
+    else:
+        assert idle_parts(trial)["model.smooth_swiglu"].startswith(said)
 
 
 def test_products_inside_attention_stay_bf16():

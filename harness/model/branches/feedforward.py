@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from harness.config import Model, Trial
+from harness.config import Model, Trial, shown
 from harness.model.branches.base import Branch
 from harness.model.layers import ACTIVATIONS, Activation, clamp_swiglu, is_beyond, kept_by_norms
 from harness.model.tensors import Kind, ModelTensor
@@ -27,6 +27,7 @@ class Feedforward(Branch):
         "expansion",
         "activation",
         "swiglu_clamp",
+        "smooth_swiglu",
         "feedforward_norm",
         "up_norm",
         "down_norm",
@@ -67,11 +68,10 @@ class Feedforward(Branch):
         return c.width + (gated if self.activation.gated else plain) * hidden + kept_by_norms(c, fed)
 
     def refused(self, trial: Trial) -> Iterator[str]:
-        c = self.model
-        if c.swiglu_clamp is not None and not self.activation.gated:
-            gated = ", ".join(name for name, activation in ACTIVATIONS.items() if activation.gated)
-            why = f"model.activation={c.activation} has no gate"
-            yield f"model.swiglu_clamp={c.swiglu_clamp}: {why}; allowed: null, or model.activation={gated}"
+        yield from refused_without_gate(self.model)
+
+    def idle(self, trial: Trial) -> Iterator[tuple[str, str]]:
+        yield from idle_without_fp8(trial)
 
     def parts(self, trial: Trial) -> Iterator[str]:
         if trial.model.swiglu_clamp is not None:
@@ -92,8 +92,27 @@ class Feedforward(Branch):
         else:
             up = tools.norm(f"{name}.up_norm", tools.tap(f"{name}.up", tools.linear(x_RxNxD, f"{name}.up")))
             hidden = activation.function(tools.shifted(f"{name}.activation_shift", up))
-        down = tools.tap(f"{name}.down", tools.linear(hidden, f"{name}.down"))
+        down = tools.tap(f"{name}.down", tools.linear(hidden, f"{name}.down", by_channel=self.model.smooth_swiglu))
         return tools.norm(f"{name}.down_norm", down)
+
+
+def refused_without_gate(model: Model) -> Iterator[str]:
+    """What asks for SwiGLU's two branches where the activation has one, each a line."""
+    if ACTIVATIONS[model.activation].gated:
+        return
+    gated = ", ".join(name for name, activation in ACTIVATIONS.items() if activation.gated)
+    asked = {"swiglu_clamp": (model.swiglu_clamp, "null"), "smooth_swiglu": (model.smooth_swiglu or None, "false")}
+    for name, (value, off) in asked.items():
+        if value is not None:
+            why = f"model.activation={model.activation} has no gate"
+            yield f"model.{name}={shown(value)}: {why}; allowed: {off}, or model.activation={gated}"
+
+
+def idle_without_fp8(trial: Trial) -> Iterator[tuple[str, str]]:
+    """(key, why) of Smooth-SwiGLU where nothing is rounded to 8 bits (Fishman et al. 2024, arXiv 2409.12517)."""
+    if trial.model.smooth_swiglu and trial.train.precision != "fp8":
+        why = f"train.precision={trial.train.precision} rounds nothing to 8 bits"
+        yield "model.smooth_swiglu", f"model.smooth_swiglu=true: {why}; it takes train.precision=fp8"
 
 
 def feedforward_size(model: Model) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.config import PER_TRIAL, STRUCTURAL, Model, Trial, choice, number, shown
 from harness.config.limits import MOST_STEPS
 from harness.model.branches.base import Branch
-from harness.model.branches.feedforward import SWIGLU_CLAMP, feedforward_size
+from harness.model.branches.feedforward import SWIGLU_CLAMP, feedforward_size, idle_without_fp8, refused_without_gate
 from harness.model.dropout import jittered
 from harness.model.layers import ACTIVATIONS, Activation, clamp_swiglu, is_beyond, linear
 from harness.model.precision import FORMATS, Precision
@@ -119,7 +119,7 @@ class Moe(Branch):
     """
 
     observed: ClassVar = ("stale", "loads", "dropped", "outputs")
-    fields: ClassVar = ("feedforward", "expansion", "activation", "swiglu_clamp", "feedforward_norm")
+    fields: ClassVar = ("feedforward", "expansion", "activation", "swiglu_clamp", "smooth_swiglu", "feedforward_norm")
 
     @property
     def is_normed(self) -> bool:
@@ -205,8 +205,7 @@ class Moe(Branch):
         elif o.top > (most := o.groups_kept * o.experts // o.groups):
             why = f"more than the {most} experts of moe.groups_kept={o.groups_kept}"
             yield f"moe.top={o.top}: {why}; allowed: 1 to {most}"
-        if c.swiglu_clamp is not None and not self.activation.gated:
-            yield f"model.swiglu_clamp={c.swiglu_clamp}: model.activation={c.activation} has no gate; allowed: null"
+        yield from refused_without_gate(c)
         for field, off in (("gate_alpha", 1.0), ("up_offset", 0.0)):
             if (value := getattr(o, field)) != off and not self.activation.gated:
                 yield f"moe.{field}={value}: model.activation={c.activation} has no gate; allowed: {off}"
@@ -249,6 +248,7 @@ class Moe(Branch):
             yield self._stale_part
 
     def idle(self, trial: Trial) -> Iterator[tuple[str, str]]:
+        yield from idle_without_fp8(trial)
         lag, start = self.options.lag, self.options.frozen_from
         if lag >= trial.steps:
             yield "moe.lag", f"moe.lag={lag}: no step of {trial.steps} comes so late; it takes train.steps > {lag}"
@@ -348,13 +348,14 @@ class Moe(Branch):
     def _experts(self, tools: Tools, name: str, x_RxExNxD: Tensor) -> Tensor:
         gate = self._linear(tools, f"{name}.gate", x_RxExNxD) if self.activation.gated else None
         up = self._linear(tools, f"{name}.up", x_RxExNxD)
-        return self._linear(tools, f"{name}.down", self._hidden(tools, gate, up))
+        return self._linear(tools, f"{name}.down", self._hidden(tools, gate, up), self.model.smooth_swiglu)
 
-    def _linear(self, tools: Tools, name: str, x_RxExNxI: Tensor) -> Tensor:
+    def _linear(self, tools: Tools, name: str, x_RxExNxI: Tensor, by_channel: bool = False) -> Tensor:
         first, last = f"{name}.0", f"{name}.{self.options.experts - 1}"
         is_biased = f"{first}_bias" in tools.layout.by_name
         bias = tools.leaf(f"{first}_bias", f"{last}_bias") if is_biased else None
-        return expert_linear(x_RxExNxI, tools.leaf(first, last), self.options.experts, tools.precision, bias)
+        leaf, experts = tools.leaf(first, last), self.options.experts
+        return expert_linear(x_RxExNxI, leaf, experts, tools.precision, bias, by_channel)
 
     def _hidden(self, tools: Tools, gate: Tensor | None, up: Tensor) -> Tensor:
         activation, precision = self.activation, tools.precision
@@ -378,7 +379,8 @@ class Moe(Branch):
             gate, up = tools.linear(x_RxNxD, f"{name}.shared.gate", f"{name}.shared.up").chunk(2, -1)
         else:
             gate, up = None, tools.linear(x_RxNxD, f"{name}.shared.up")
-        return tools.linear(self._hidden(tools, gate, up), f"{name}.shared.down")
+        hidden, by_channel = self._hidden(tools, gate, up), self.model.smooth_swiglu
+        return tools.linear(hidden, f"{name}.shared.down", by_channel=by_channel)
 
 
 def router_multiplier(model: Model) -> float:
