@@ -186,9 +186,9 @@ def _result(pack: Pack, fault_schedule: FaultSchedule, recorder: Recorder, answe
 
 def hand_over(pack: Pack, rows: Iterable[int], leave: Leave) -> None:
     """Give `leave` the weights of rows that are about to go: of their trials, and of all whose twin they serve."""
-    twins = pack.twins
+    twins, judged = pack.twins, pack.optimizer.judged()
     for row in rows:
-        trial, tensors = pack.rows[row], pack.tensors(pack.weights, row)
+        trial, tensors = pack.rows[row], pack.tensors(pack.weights if judged is None else judged, row)
         if trial in twins.masked:
             continue  # its twin's are handed over for it
         leave(trial, tensors)

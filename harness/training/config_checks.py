@@ -41,6 +41,7 @@ def check_trial(trial: Trial) -> None:
     """
     _check_tokens(trial)
     reasons = [reason for part in PARTS for reason in part.refused(trial)]
+    reasons += OPTIMIZERS[trial.optim.name].refused(trial)
     reasons += [reason for rule in (_batches, _fault, _rising_beta2, _relative) for reason in rule(trial)]
     if reasons:
         raise ConfigError(*reasons)

@@ -340,7 +340,7 @@ class Pack:
         pieces, losses_of = starts.flatten().split(most), losses_of or self.window_losses
         share = self.ranks.own_share(len(pieces))
         losses = torch.full((len(share), self.slots.count, most), torch.nan, dtype=torch.float64, device=self.device)
-        with torch.no_grad(), self.model.taps.muted():
+        with torch.no_grad(), self.model.taps.muted(), self.optimizer.judging():
             for rows, (place, number) in product(self.parts, enumerate(share)):
                 losses[place, rows, : len(pieces[number])] = losses_of(pieces[number], rows)
         losses = self.ranks.joined(losses, len(pieces)).transpose(0, 1).flatten(1)

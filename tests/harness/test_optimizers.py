@@ -181,7 +181,8 @@ def test_norms_are_finite_where_squares_of_float32_are_not(name):
         assert not rig.weights[1].isfinite().all()
         return
     assert norms.weights[1] == pytest.approx(float(rig.weights[1].double().norm()), rel=1e-6)
-    assert bool(norms.weights[1] > 6e36) and bool(norms.update.isfinite().all())
+    falls_back = name == "schedule_free"  # to its fast iterate, which was not struck
+    assert bool(norms.weights[1] > (6e34 if falls_back else 6e36)) and bool(norms.update.isfinite().all())
     for kind in ("weights", "update", "second_moment"):
         if getattr(norms, kind) is not None:
             assert torch.equal(getattr(norms, kind)[[0, 2]], getattr(others, kind)[[0, 2]])
@@ -262,7 +263,9 @@ def test_decay_that_follows_the_schedule_does_not_depend_on_the_rate(name):
         expected = math.prod(1 - 0.02 * eta**power for eta in shares)
         old = rig.layout.view(start, name_)[0]
         for row in (0, 1):
+            expected = rig.view(name_, 0) / old if name == "schedule_free" else expected  # decay goes into a mean
             torch.testing.assert_close(rig.view(name_, row), old * expected, rtol=1e-12, atol=0)
+            assert bool((rig.view(name_, row).abs() < old.abs()).all()) or name_ == "head"
         assert torch.equal(rig.view(name_, 3), old), "a rate of zero has no schedule"
     torch.testing.assert_close(rig.view("embedding", 2), rig.view("embedding", 0), rtol=1e-12, atol=0)
     for name_ in ("gains", "gain", "scale"):
@@ -291,6 +294,10 @@ def test_decay_is_beside_the_step(name):
 @every
 def test_a_clipped_update_has_no_larger_root_mean_square(name):
     """And is as it was where it is smaller, tensor by tensor, each trial with its own limit (arXiv 1804.04235)."""
+    if name == "schedule_free":
+        (line,) = OPTIMIZERS[name].refused(trial(name, clip_update=1.0))
+        assert line.startswith("optim.clip_update=1.0: ") and line.endswith("null with optim.name=schedule_free")
+        return
     plain = trials_of(name, weight_decay=0.0)
     free, start = Rig(plain), Rig(plain)
     free.draw(0)

@@ -17,12 +17,14 @@ from tests.harness.optimizing import (
     STABLE_SPAM,
     STEPS,
     TENSORS,
+    TOLERANCE,
     Rig,
     assert_equals,
     betas,
     different,
     drawn,
     rates,
+    share,
     starts,
     taken,
 )
@@ -119,6 +121,59 @@ def test_ademamix() -> None:
 
     given = [{"warmup": 2 * STEPS}, {"alpha": 2.0, "beta3": 0.99, "warmup": STEPS}, {"beta3": 0.999, "warmup": 70}]
     assert_equals(different("ademamix", options=given), trained_by(make))
+
+
+def schedule_free(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
+    import pytorch_optimizer
+
+    for group, scaled in zip(groups, TENSORS, strict=True):
+        group["weight_decay"] = trial.optim.weight_decay * scaled.decay
+    return pytorch_optimizer.ScheduleFreeAdamW(groups, betas=betas(trial))
+
+
+@pytest.fixture
+def without_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their code adds 1e-15 to the second moment."""
+    from pytorch_optimizer.base.optimizer import BaseOptimizer
+
+    for function in (BaseOptimizer.apply_ams_bound, BaseOptimizer.apply_ams_bound_foreach):
+        monkeypatch.setattr(function, "__defaults__", (0.0,))
+
+
+@pytest.mark.usefixtures("without_a_floor")
+def test_schedule_free() -> None:
+    """The weights that train; their code takes decay off at the same point."""
+    assert_equals(different("schedule_free"), trained_by(schedule_free, decays_itself=True))
+
+
+@pytest.mark.usefixtures("without_a_floor")
+def test_the_mean_by_which_schedule_free_is_judged() -> None:
+    """Their `eval()`, where all rows have stepped, some have, and none has."""
+    rig = Rig(different("schedule_free"))
+    assert torch.equal(rig.optimizer.judged(), rig.weights)
+    for steps, active in ((STEPS, None), (3, [True, False, True])):
+        rig.train(steps, 0 if active is None else STEPS, active)
+    training = rig.weights.clone()
+    with rig.optimizer.judging():
+        judged = rig.weights.clone()
+    assert torch.equal(rig.weights, training)
+
+    def evaluated(trial: Trial) -> dict[str, Tensor]:
+        weights = {scaled.name: torch.nn.Parameter(starts(trial)[scaled.name]) for scaled in TENSORS}
+        groups: Groups = [{"params": [weights[s.name]], "eps": trial.optim.eps * s.epsilon} for s in TENSORS]
+        theirs = schedule_free(groups, trial)
+        for step in range(STEPS + 3 * (trial.seed != 1)):
+            for group, scaled in zip(theirs.param_groups, TENSORS, strict=True):
+                group["lr"] = trial.optim.lr * share(step) * scaled.learning_rate
+                weights[scaled.name].grad = drawn(scaled, trial.seed, step)
+            theirs.step()
+        theirs.eval()
+        return {name: weight.detach() for name, weight in weights.items()}
+
+    for row, trial in enumerate(rig.trials):
+        for name, weight in evaluated(trial).items():
+            ours = rig.layout.view(judged, name)[row]
+            torch.testing.assert_close(ours, weight, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_adamc() -> None:

@@ -7,6 +7,7 @@ direction they go. Learning rates, weight decay, trials that stand still and nor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
@@ -133,6 +134,11 @@ class Optimizer:
         yield from ()
 
     @classmethod
+    def refused(cls, trial: Trial) -> Iterator[str]:
+        """What this optimizer cannot do in a trial, each a line with key, value, and what is allowed."""
+        yield from ()
+
+    @classmethod
     def rule_of(cls, trial: Trial) -> str:
         """The `rule`, where a trial's options have a say in it."""
         return cls.rule
@@ -151,6 +157,23 @@ class Optimizer:
         """The row is as before its first step, but for its weights."""
         for values in (self._updates, *self._slots.values()):
             values.used[row] = 0
+
+    def judged(self) -> Tensor | None:
+        """The weights that validation sees and that are stored at the end, [R, P]; None: those that train."""
+        return None
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Inside, the weights are the `judged` ones."""
+        judged = self.judged()
+        training = None if judged is None else self.weights.clone()
+        if judged is not None:
+            self.weights.copy_(judged)
+        try:
+            yield
+        finally:
+            if training is not None:
+                self.weights.copy_(training)
 
     def slot(self, name: str) -> Tensor:
         """One array of the state by its name, [R, P] for one of `slots`."""
