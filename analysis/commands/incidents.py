@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> None:
     spent = f"{seconds:.3g} s{price}" if seconds == seconds else NOT_TIMED
     say(f"{counted}; cost: {count(table['steps'].sum(), 'step')}, {spent}.")
     if TYPES[2] in table["outcome"].values:
-        say(f"Lingering: more than {LEFT:g} nat/token of the loss, and two standard errors, were left of it.")
+        least = f"{LEFT:g} {table.attrs['loss_unit']}".rstrip()
+        say(f"Lingering: more than {least} of the loss, and two standard errors, were left of it.")
     say(f"Next: stability-harness postmortem {options.out} {table['trial'].iloc[0]}")
 
 

@@ -148,20 +148,24 @@ def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0, wher
         Columns: `trial`, its `first` and `last` step, `symptoms`, `signs` (what else says so), `detectors` (those that
         mark incidents, and those that watched) with their first alarm and largest score, the `action` taken, `outcome`
         (recoverable, lingering, divergent), `is_logged` (by a playbook; else it was found afterwards), `loss_before`,
-        `loss_peak` and `loss_after` (nat/token), `grad_norm_peak` (before clipping; peaks are infinite where a value is
-        not finite), and the cost in `steps`, `tokens`, `seconds` of the trial and `money`.
+        `loss_peak` and `loss_after` (in the unit of the loss, which is `attrs["loss_unit"]`), `grad_norm_peak` (before
+        clipping; peaks are infinite where a value is not finite), and the cost in `steps`, `tokens`, `seconds` of the
+        trial and `money`.
 
     Raises:
         ConfigError: As `open_sweep`, and for a condition that holds for no trial.
     """
     if isinstance(results, xr.Dataset):
-        found = all_incidents(results, cost_per_hour=cost_per_hour)
+        sweep, found = results, all_incidents(results, cost_per_hour=cost_per_hour)
     else:
         folder = SweepFolder.open(results)
+        sweep = folder.sweep
         found = all_incidents(with_company(folder.sweep, wheres), folder.setups, folder.logs, cost_per_hour)
         chosen = set(selected(folder.sweep, wheres)["trial"].values)
         found = [one for one in found if one.trial in chosen]
-    return pd.DataFrame([one.row for one in found], columns=list(COLUMNS))
+    table = pd.DataFrame([one.row for one in found], columns=list(COLUMNS))
+    table.attrs["loss_unit"] = unit(sweep)
+    return table
 
 
 def all_incidents(

@@ -119,7 +119,7 @@ def meanings(judged: xr.Dataset) -> list[str]:
     span = f" (here {_span(limits.min(), limits.max(), units)})" if len(limits) else ""
     return [
         f"Lingering: the loss ended farther from its golden twin than one changed last bit drives clean runs{span}. "
-        f"That need not hurt; an incident that is called lingering left more than {LEFT:g} nat/token.",
+        f"That need not hurt; an incident that is called lingering left more than {f'{LEFT:g} {units}'.rstrip()}.",
         "Zeros: share of the faults that struck a number that was zero in the fault's format, of those of which it is "
         "known.",
     ]

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from analysis import open_sweep
+from analysis import incidents, open_sweep, outcomes
 from analysis.figures.quality_over_steps import curve, quality_over_steps
 from analysis.figures.registry import Results
 from analysis.measures.quality import final_quality
 from analysis.pages.overview import columns_of, finals
 from analysis.reading.loss_words import with_unit
 from analysis.reports import report
+from analysis.reports.campaign import meanings
 from analysis.reports.findings import quality_lines
 from harness.config import Trial
 from harness.config.trial import ObjectiveConfig
@@ -84,6 +85,14 @@ def test_the_loss_of_a_policy_has_its_name_and_no_unit(sweep: xr.Dataset) -> Non
     columns = columns_of(sweep, **finals(sweep))["columns"]
     assert (columns["final_loss"]["label"], columns["final_loss"]["unit"]) == ("minus the mean quality at the end", "")
     assert columns["final_validation_loss"]["unit"] == "nat/token"
+
+
+def test_what_is_left_of_an_incident_has_the_unit_of_the_loss(sweep: xr.Dataset, tmp_path: Path) -> None:
+    usual = tmp_path / "usual"
+    synthetic.write_pack(usual, [synthetic.make_trial(seed=seed) for seed in range(2)])
+    for one, least in ((sweep, "0.015."), (open_sweep(usual), "0.015 nat/token.")):
+        assert incidents(one).attrs["loss_unit"] == least.removeprefix("0.015").strip(" .")
+        assert meanings(outcomes(one))[0].endswith(f"called lingering left more than {least}")
 
 
 def test_the_loss_of_unlike_objectives_has_both_names(tmp_path: Path) -> None:
