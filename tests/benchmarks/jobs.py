@@ -6,22 +6,29 @@ The peer trains each trial alone, from its first step to its last, compiled by `
 it strikes, measures, validates and stores nothing. Its time is extrapolated: the steps of all trials by what it does in
 a second at their shapes, each measured for a while beside the command, round by round. Starting and compiling its
 processes are left out, and so is what a mitigation would cost it: it trains the plain recipe.
+
+`mitigations` takes half an hour, so a round is a part of it: with ten rounds each has a tenth of the mitigations.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from harness.storage.stored import read_packs
 from tests.benchmarks.peers import HEAD_DIM, VOCABULARY, Peer, Size
+from tests.sweeps.command import FOLDER, general_mitigations
 
 SECONDS = 8.0  # that each shape is measured for in a round
 
@@ -32,20 +39,35 @@ class Job:
 
     words: tuple[str, ...]
     wanted: float | None
+    is_cut: bool = False  # each round has a part of the mitigations; else a round is the whole job
+
+    def rounds(self, count: int) -> list[tuple[str, ...]]:
+        """What is typed in each round."""
+        if not self.is_cut:
+            return [self.words] * count
+        names = mitigations()
+        return [(*self.words, f"mitigation={','.join(names[number::count])}") for number in range(count)]
+
+
+def mitigations() -> list[str]:
+    """Those of `study=mitigations`."""
+    study = yaml.safe_load((FOLDER / "study" / "mitigations.yaml").read_text(encoding="utf-8"))
+    (excluded,) = re.findall(r"exclude=\[(.*)\]", study["hydra"]["sweeper"]["params"]["mitigation"])
+    return [name for name in ("none", *general_mitigations()) if name not in excluded.split(",")]
 
 
 JOBS = {
     "campaign": Job(("study=campaign",), 8.0),
     "grid": Job(("study=quickstart", "fault=none"), 1.5),
-    "mitigations": Job(("study=mitigations", "model.width=64"), None),
+    "mitigations": Job(("study=mitigations", "model.width=64"), None, is_cut=True),
 }
 
 
-def ours(job: Job) -> tuple[float, Counter[Size]]:
+def ours(words: Sequence[str]) -> tuple[float, Counter[Size]]:
     """Wall seconds of the command, and how many steps of each shape the trials that were asked for have."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        command = [sys.executable, "-m", "sweeps", f"out={out}", "device=cpu", *job.words]
+        command = [sys.executable, "-m", "sweeps", f"out={out}", "device=cpu", *words]
         started = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return time.perf_counter() - started, steps_of(out)
@@ -75,10 +97,11 @@ def main() -> None:
 
 def measure(name: str, job: Job, rounds: int) -> None:
     """Print the ratio of a job, round by round."""
-    walls, theirs, peers, steps = [], [], {}, Counter()
-    for _ in range(rounds):
-        seconds, steps = ours(job)
+    walls, theirs, peers, done = [], [], {}, 0
+    for words in job.rounds(rounds):
+        seconds, steps = ours(words)
         walls.append(seconds)
+        done = sum(steps.values()) + done * job.is_cut
         for size in steps.keys() - peers.keys():
             peers[size] = Peer("compiled_each", size)
         theirs.append(sum(count / peers[size].steps_a_second(SECONDS) for size, count in steps.items()))
@@ -86,9 +109,10 @@ def measure(name: str, job: Job, rounds: int) -> None:
         peer.close()
     ratios = sorted(their / wall for wall, their in zip(walls, theirs, strict=True))
     goal = f"; goal {job.wanted}" if job.wanted else ""
+    whole = sum if job.is_cut else statistics.median
     print(
-        f"{name}: {sum(steps.values()):,} trial-steps in {statistics.median(walls):.1f} s, compiled loop "
-        f"{statistics.median(theirs):.1f} s (extrapolated): ratio {statistics.median(ratios):.2f} "
+        f"{name}: {done:,} trial-steps in {whole(walls):.1f} s, compiled loop "
+        f"{whole(theirs):.1f} s (extrapolated): ratio {statistics.median(ratios):.2f} "
         f"(rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)}{goal})",
         flush=True,
     )
