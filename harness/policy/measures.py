@@ -29,10 +29,15 @@ MEASURES = (
 def measured(
     quality_RxB: Tensor, rewards_RxB: Tensor, group: int, tokens_RxBxT: Tensor, mask: Tensor, scored: ScoredTokens
 ) -> Tensor:
-    """All of them, float64 [R, n], of the completions of a rollout."""
+    """All of them, float64 [R, n], of the completions of a rollout.
+
+    A token to which the sampler gave NaN, which only a sampler apart can do in a run that goes on, had no probability
+    there: both mismatches are infinite, since NaN stands for what was not measured.
+    """
     lengths = mask.sum(-1).double()
     k1 = torch.where(mask, scored.old - scored.reference, 0.0).double()
     mismatch = torch.where(mask, scored.behaviour - scored.old, 0.0).double()
+    mismatch = torch.where(mismatch.isnan(), torch.inf, mismatch)
     found = {
         "quality": sums.mean(quality_RxB.double()),
         "reward_spread": spread(rewards_RxB.double()),

@@ -259,6 +259,17 @@ def test_strikes_at_the_sampler_at_rewards_and_at_advantages() -> None:
         assert not torch.equal(run.weights[3][0], run.weights[3][number])
 
 
+def test_a_sampler_of_nan_is_the_largest_mismatch_and_an_alarm() -> None:
+    """NaN in a reading is what was not measured; here the trainer and its loss are finite, so nobody else would say."""
+    trials = [policy(0, {"group": 4}, batch=8, lr=3e-3, detect={"name": "policy_mismatch"})] * 2
+    change = Change(Site.SAMPLER_WEIGHT, range(3, 4), lambda tensors: tensors["embedding"].fill_(torch.nan))
+    run = engine.run(trials, {1: change})
+    for name in ("mismatch", "mismatch_max"):
+        assert np.isposinf(run.signals[name][1, 3]) and (run.signals[name][1, [0, 1, 2, 4, 5]] == 0).all()
+    assert run.signals["alarm_policy_mismatch"].tolist() == [[0] * 6, [0, 0, 0, 1, 0, 0]]
+    assert np.isfinite(run.signals["loss"]).all() and np.isfinite(run.weights[-1][1].numpy()).all()
+
+
 # --- penalties, outcomes ---------------------------------------------------------------------------------------------
 
 
