@@ -67,7 +67,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --no-warn-unused-ignores --allow-untyped-defs --allow-untyped-calls --allow-any-generics docs/*.py docs/tutorials/*.py
+	$(BIN)/mypy --no-warn-unused-ignores --allow-untyped-defs --allow-untyped-calls --allow-any-generics docs/*.py docs/tutorials/scripts/*.py
 
 # Ratios against a plain PyTorch loop in the same run; see docs/benchmarks.md.
 benchmark: install
