@@ -180,9 +180,10 @@ class StepUndo:
     def keep(self) -> None:
         """The update comes next."""
         still = self._taken if self._states and self._states.hold() else None
+        own = self._memory.optimizers if self._memory else []
         self._kept, self._has = self._keeper.take_arrays(-1, self._memory, like=still), True
-        own = self._kept.optimizers if still is None else self._memory.optimizers if self._memory else []
-        self._memory = replace(self._kept, optimizers=own)
+        # What `taken` has is lent: it is no memory for a later step.
+        self._memory = replace(self._kept, optimizers=own) if still else self._kept
 
     @torch.no_grad()
     def take_back(self) -> None:

@@ -28,14 +28,8 @@ from tests.harness.optimizing import (
     without,
 )
 
-OF_OTHERS = (
-    "adamc",
-    "ademamix",
-    "cautious_adamw",
-    "mars",
-    "muon",
-    "schedule_free",
-)  # which test_optimizers_others.py has
+# Those that test_optimizers_others.py has.
+OF_OTHERS = ("adamc", "ademamix", "cautious_adamw", "mars", "muon", "schedule_free")
 
 
 Equations = Callable[[Trial, ScaledTensor, dict[str, Any], Tensor, Tensor, int, float], Tensor]
