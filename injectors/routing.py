@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from harness.config import PER_TRIAL, number
+from harness.config.names import NEXT_BEST
 from harness.faults.facts import Facts
 from harness.faults.fault import InjectableFault, matching
 from harness.training.sites import Event, Site, SiteCall
@@ -145,6 +146,20 @@ class LostExpert(RoutingFault):
 
     def sent(self, facts: Facts, site_call: SiteCall, tap: str, experts_NxK: Tensor) -> Tensor:
         return torch.where(experts_NxK == self.expert, facts.experts, experts_NxK)
+
+
+@dataclass(frozen=True)
+class BypassedExpert(LostExpert):
+    """One expert is lost, and the others know of it: its tokens go to the best expert that they were not sent to.
+
+    Weights are those of the experts that a token now has, by current scores; where there is no other, it passes by as
+    with `lost_expert`. Groups of experts are not looked at. Cf. Rajbhandari et al. 2022, arXiv 2201.05596.
+    """
+
+    kind: str = "bypassed_expert"
+
+    def sent(self, facts: Facts, site_call: SiteCall, tap: str, experts_NxK: Tensor) -> Tensor:
+        return torch.where(experts_NxK == self.expert, facts.experts + NEXT_BEST, experts_NxK)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,15 @@ class PlainModel:
         final = ("pre", "sandwich", "branch", "hybrid", "hybrid_star")
         if m.placement in final or (m.placement == "mix" and m.mix < 1):
             x = self.named(x, "final_norm")
-        return x @ w["embedding"].T if m.tied_head else self.linear(x, "head")[0]
+        logits = x @ w["embedding"].T if m.tied_head else self.linear(x, "head")[0]
+        return logits * w["logit_factor"] if m.hypersphere else logits
+
+    @torch.no_grad()
+    def normalise(self) -> None:
+        """After a step of nGPT: vectors along the width have norm 1."""
+        for name, x in self.weights.items() if self.model.hypersphere else ():
+            if x.dim() == 2 and not name.endswith("_factor"):
+                x.copy_(F.normalize(x, dim=0 if name.endswith((".projection", ".down")) else 1))
 
     def with_branch(self, x: Tensor, block: int, part: str, function: Callable[[Tensor, str], Tensor]) -> Tensor:
         m, w, name = self.model, self.weights, f"blocks.{block}.{part}"
@@ -130,6 +138,9 @@ class PlainModel:
         def behind(y: Tensor) -> Tensor:
             return self.named(y, f"{name}_sum_norm")
 
+        if m.hypersphere:  # arXiv 2410.01131, equations 10 and 11
+            at, towards = F.normalize(x, dim=-1), F.normalize(f(x), dim=-1)
+            return F.normalize(at + w[f"{name}.sphere_step"].abs() * (towards - at), dim=-1)
         placement, blocks = m.placement, m.depth
         if placement == "mix":
             placement = "post" if block < max(1, int(m.mix * blocks)) else "pre"
@@ -210,7 +221,11 @@ class PlainModel:
             v = self.named(v, f"{name}.value_norm")
         if m.positions == "rotary":
             q, k = rotated(q, m.rotary_base), rotated(k, m.rotary_base)
-        scores = (q @ k.mT / math.sqrt(m.head_dim)).masked_fill(future(context), -math.inf)
+        scale = 1 / math.sqrt(m.head_dim)
+        if m.hypersphere:  # equations 15 and 16
+            factor, scale = w[f"{name}.qk_factor"][:, None], math.sqrt(m.head_dim)
+            q, k = F.normalize(q, dim=-1) * factor, F.normalize(k, dim=-1) * factor
+        scores = (q @ k.mT * scale).masked_fill(future(context), -math.inf)
         if m.attention_sink:
             sinks = w[f"{name}.sink"][None, :, None, None].expand(batch, -1, context, 1)
             scores = torch.cat([scores, sinks], -1)
@@ -242,6 +257,9 @@ class PlainModel:
             gate, up = self.linear(x, f"{name}.gate", f"{name}.up")
             if m.up_norm:
                 gate, up = self.named(gate, f"{name}.gate_norm"), self.named(up, f"{name}.up_norm")
+            if m.hypersphere:  # equations 20 and 21, with sqrt(width) at both, as their code has it
+                gate = gate * w[f"{name}.gate_factor"] * math.sqrt(m.width)
+                up = up * w[f"{name}.up_factor"] * math.sqrt(m.width)
             gate = shifted(gate)
             if m.swiglu_clamp is not None:
                 gate, up = gate.clamp(max=m.swiglu_clamp), up.clamp(-m.swiglu_clamp, m.swiglu_clamp)
@@ -250,6 +268,8 @@ class PlainModel:
             (up,) = self.linear(x, f"{name}.up")
             if m.up_norm:
                 up = self.named(up, f"{name}.up_norm")
+            if m.hypersphere:
+                up = up * w[f"{name}.up_factor"] * math.sqrt(m.width)
             curves = {"gelu": F.gelu, "relu": F.relu, "gelu_tanh": gelu_tanh}
             hidden = curves[m.activation](shifted(up))
         (y,) = self.linear(hidden, f"{name}.down")

@@ -63,7 +63,8 @@ OF_KIND = {
     "dropped_rank": GRADIENT,
     "reduction": FORMAT,
     "missed_update": WEIGHT,  # which is not what it should be
-    **dict.fromkeys(("wrong_expert", "swapped_experts", "one_expert", "lost_expert", "late_routing"), UNKNOWN),
+    **dict.fromkeys(("wrong_expert", "swapped_experts", "one_expert", "lost_expert"), UNKNOWN),
+    **dict.fromkeys(("bypassed_expert", "late_routing"), UNKNOWN),
     **dict.fromkeys(("late_reward", "shifted_advantage"), UNKNOWN),
 }
 OF_SITE = {

@@ -86,6 +86,9 @@ class Model:
     layer_scale: float | None = number(
         SWITCHED, None, "first value of a learned gain on each feature of each branch; null: no gain", above=0
     )
+    hypersphere: bool = anything(
+        STRUCTURAL, False, "weights, the residual stream, queries and keys have norm 1 (nGPT), and no other norm stands"
+    )
     residual_streams: int = number(STRUCTURAL, 1, "residual streams side by side, mixed at each branch", low=1, high=16)
     stream_mixing: str = choice(
         STRUCTURAL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 OWN = "own"  # the section of a run of one's own, whose model and data are not ours
+NEXT_BEST = 1  # a token is sent to this beyond the last expert: the best it was not sent to; to 0: nowhere
 LAST_BIT = "last_bit"  # the fault whose trials measure the clean envelope
 MAX_STABLE_RATE, WORST_FAULT, PARETO = SEARCHES = ("max_stable_lr", "worst_fault", "pareto")  # kinds of searches
 

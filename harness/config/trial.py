@@ -84,6 +84,7 @@ YOUNGER = (
     *(
         ("model", name)
         for name in (
+            "hypersphere",
             "smooth_swiglu",
             "dyt_alpha",
             "depth_scaled_norms",

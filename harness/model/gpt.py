@@ -19,6 +19,7 @@ from harness.config import Model, Trial
 from harness.model.branches import Branches, branches_of
 from harness.model.dropout import Streams
 from harness.model.hyper_connections import collapsed, collapsed_at_the_end, mixed, mixing_of, spread
+from harness.model.hypersphere import moved
 from harness.model.key_values import KeyValues
 from harness.model.layers import add_positions, embedding, soft_cap
 from harness.model.outline import route_shapes, tap_shapes
@@ -142,7 +143,7 @@ class GPT:
         x = tools.norm("final_norm", tools.taps.copied("head.input", x))
         logits = tools.linear(x, self._head).to(self._root.dtype)
         multiplier, cap = output_multiplier(self.config), tools.switched("output_cap", 3)
-        logits = logits if multiplier == 1 else logits * multiplier
+        logits = tools.scaled("logit_factor", logits if multiplier == 1 else logits * multiplier)
         return x, tools.taps("logits", logits if cap is None else soft_cap(logits, cap))
 
     def stream(
@@ -216,6 +217,8 @@ class GPT:
     def _add(self, tools: Tools, name: str, placement: Placement, x_RxNxD: Tensor, branch_RxNxD: Tensor) -> Tensor:
         """The residual stream with what a branch adds to it, as the equation in harness/model/placements.py has it."""
         x, branch = x_RxNxD, self._given(tools, name, placement, branch_RxNxD)
+        if self.config.hypersphere:
+            return moved(x, branch, tools.leaf(f"{name}.sphere_step"))
         x = (x if placement.skip == 1 else x * placement.skip) + branch
         return tools.norm(f"{name}_sum_norm", tools.taps(f"{name}.sum", x)).to(x.dtype)
 

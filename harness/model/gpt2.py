@@ -27,6 +27,7 @@ NEEDED: Mapping[str, tuple[Any, ...]] = {  # fields of the model, and the values
     **dict.fromkeys(("layer_scale", "attention_temperature", "attention_cap", "soft_clip_high", "output_cap"), (None,)),
     **dict.fromkeys(("sigma_reparam", "qkv_norm", "projection_norm", "up_norm", "down_norm"), (False,)),
     **dict.fromkeys(("embedding_norm", "qk_norm", "value_norm", "depth_scaled_norms", "attention_sink"), (False,)),
+    "hypersphere": (False,),
     "attention_gate": ("none",),
     "residual_streams": (1,),
 }

@@ -122,13 +122,13 @@ def dynamic_tanh(x_RxxxD: Tensor, leaf: Leaf, epsilon: float, slope: Leaf) -> Wi
     """
 
     def backward(dy: Tensor, x: Tensor, squashed: Tensor, alpha: Tensor, gain: Tensor) -> Tensor:
-        _sum_into(dy * squashed, leaf.gradient)
+        sum_into(dy * squashed, leaf.gradient)
         inner = (squashed * squashed).neg_().add_(1.0).mul_(dy * gain)
-        _sum_into(inner * x, slope.gradient)
+        sum_into(inner * x, slope.gradient)
         return inner.mul_(alpha)
 
     x = x_RxxxD.to(leaf.weight.dtype)
-    alpha, gain = _beside(slope.weight, x), _beside(leaf.weight, x)
+    alpha, gain = beside(slope.weight, x), beside(leaf.weight, x)
     squashed = for_each_trial(torch.tanh, x * alpha)
     return squashed * gain, backward, (x, squashed, alpha, gain)
 
@@ -153,7 +153,7 @@ def _layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Ten
     shape = [x_RxxxD.shape[-1]]
 
     def backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, normed: Tensor, gain: Tensor) -> Tensor:
-        _sum_into(dy * normed, leaf.gradient)
+        sum_into(dy * normed, leaf.gradient)
         gradients = [True, False, False]
         dx: Tensor
         dx, *_ = torch.ops.aten.native_layer_norm_backward(dy * gain, x, shape, mean, rstd, None, None, gradients)
@@ -161,7 +161,7 @@ def _layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Ten
 
     x = x_RxxxD.to(leaf.weight.dtype)
     normed, mean, rstd = torch.native_layer_norm(x, shape, None, None, epsilon)
-    gain = _beside(leaf.weight, x)
+    gain = beside(leaf.weight, x)
     return normed * gain, backward, (x, mean, rstd, normed, gain)
 
 
@@ -169,13 +169,13 @@ def _layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Ten
 def _rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tensor]:
     def backward(dy: Tensor, rms: Tensor, normed: Tensor, gain: Tensor) -> Tensor:
         product = dy * normed
-        _sum_into(product, leaf.gradient)
+        sum_into(product, leaf.gradient)
         along = sums.mean(product.mul_(gain))[..., None]
         return (dy * gain).sub_(normed * along).div_(rms)
 
     x = x_RxxxD.to(leaf.weight.dtype)
     rms = sums.mean(x * x)[..., None].add_(epsilon).sqrt_()
-    normed, gain = x / rms, _beside(leaf.weight, x)
+    normed, gain = x / rms, beside(leaf.weight, x)
     return normed * gain, backward, (rms, normed, gain)
 
 
@@ -213,10 +213,10 @@ def scaled(x_RxNxD: Tensor, leaf: Leaf) -> WithBackward[Tensor]:
     """x times a learned gain on each feature [R, D], or times one learned number [R, 1], in the precision of that."""
 
     def backward(dy: Tensor, x: Tensor, factor: Tensor) -> Tensor:
-        _sum_into(dy * x, leaf.gradient)
+        sum_into(dy * x, leaf.gradient)
         return dy * factor
 
-    x, factor = x_RxNxD.to(leaf.weight.dtype), _beside(leaf.weight, x_RxNxD)
+    x, factor = x_RxNxD.to(leaf.weight.dtype), beside(leaf.weight, x_RxNxD)
     return x * factor, backward, (x, factor)
 
 
@@ -225,20 +225,20 @@ def shifted(x_RxxxD: Tensor, leaf: Leaf) -> WithBackward[Tensor]:
     """x plus one learned number [R, 1], or a bias of the shape of a gain in `layer_norm`, in the precision of that."""
 
     def backward(dy: Tensor) -> Tensor:
-        _sum_into(dy, leaf.gradient)
+        sum_into(dy, leaf.gradient)
         return dy
 
-    return x_RxxxD.to(leaf.weight.dtype) + _beside(leaf.weight, x_RxxxD), backward, ()
+    return x_RxxxD.to(leaf.weight.dtype) + beside(leaf.weight, x_RxxxD), backward, ()
 
 
-def _beside(gain: Tensor, x: Tensor) -> Tensor:
+def beside(gain: Tensor, x: Tensor) -> Tensor:
     """Gains [R, D] or [R, G, D] as they are multiplied with x [R, ..., D]."""
     if gain.dim() == 2:
         return gain.view(gain.shape[0], *[1] * (x.dim() - 2), gain.shape[1])
     return gain.view(gain.shape[0], 1, gain.shape[1], *[1] * (x.dim() - 4), gain.shape[2])
 
 
-def _sum_into(product: Tensor, target: Tensor) -> None:
+def sum_into(product: Tensor, target: Tensor) -> None:
     """Sum [R, ..., D] over tokens into [R, D], or into [R, G, D] with G its dim 2; or over everything into [R, 1]."""
     if target.dim() == 3:
         sums.total_into(target, product.transpose(1, 2).flatten(2, -2), 2)

@@ -50,6 +50,9 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
         yield from (ModelTensor(f"{name}_alpha", (1,), Kind.SLOPE) for name in named)
     if model.layer_scale is not None:
         yield from (ModelTensor(f"{name}.layer_scale", (d,), Kind.LAYER_SCALE) for name in blocks)
+    if model.hypersphere:
+        yield from (ModelTensor(f"{name}.sphere_step", (d,), Kind.SPHERE_STEP) for name in blocks)
+        yield ModelTensor("logit_factor", (vocabulary,), Kind.SPHERE_LOGIT)
     if model.sigma_reparam:
         for tensor in (tensor for block in matrices for tensor in block):
             yield ModelTensor(f"{tensor.name}_scale", (1,), Kind.SCALE, tensor.stacked)

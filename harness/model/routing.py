@@ -91,6 +91,12 @@ def chosen(scores_RxNxE: Tensor, top: int, groups: int = 1, groups_kept: int = 1
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top]
 
 
+def next_best(scores_RxNxE: Tensor, choice_RxNxK: Tensor) -> Tensor:
+    """The best expert of each token that is not among its `choice`, int64 [R, N, 1]; of equal ones the lower number."""
+    is_chosen = (choice_RxNxK[..., None] == torch.arange(scores_RxNxE.shape[-1], device=choice_RxNxK.device)).any(-2)
+    return chosen(torch.where(is_chosen, -torch.inf, scores_RxNxE), 1)
+
+
 @lru_cache(maxsize=64)
 def hashed(vocabulary: int, experts: int, top: int, layer: int, device: torch.device) -> Tensor:
     """The experts of each token of a vocabulary, int64 [V, K], drawn by its number and the layer alone.

@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from harness.config import Model, Trial
 from harness.model.branches import Branches
+from harness.model.hypersphere import ALPHA
+from harness.model.hypersphere import speed as sphere_speed
 from harness.model.outline import model_tensors
-from harness.model.tensors import MATRICES, WIDENING, Kind, ModelTensor, ScaledTensor
+from harness.model.tensors import MATRICES, SPHERE, WIDENING, Kind, ModelTensor, ScaledTensor
 
 FIELDS = {Kind.LAYER_SCALE: "layer_scale", Kind.SLOPE: "dyt_alpha", Kind.MIX_GATE: "stream_gate"}
 """Fields of the model that say where tensors of these kinds start."""
-ONES = (Kind.GAIN, Kind.FINAL_GAIN, Kind.SCALE, *FIELDS)
+ONES = (Kind.GAIN, Kind.FINAL_GAIN, Kind.SCALE, *SPHERE, *FIELDS)
 ZEROS = (Kind.SHIFT, Kind.BIAS, Kind.FINAL_BIAS, Kind.SINK, Kind.MIX_OFFSET, Kind.VALUE_HEAD)
-STARTS = {**dict.fromkeys(ONES, 1.0), **dict.fromkeys(ZEROS, 0.0)}  # without noise
+STARTS = {**dict.fromkeys(ONES, 1.0), **dict.fromkeys(ZEROS, 0.0), Kind.SPHERE_STEP: ALPHA}  # without noise
 
 
 def tensor_table(
@@ -265,7 +267,7 @@ def learning_rate(model: Model, tensor: ModelTensor, rule: str) -> float:
     arXiv 2310.02244).
     """
     if model.parametrization == "standard":
-        return 1.0
+        return _speed(model, tensor, rule)
     m = model.width / model.base_width
     is_matrix = tensor.kind in WIDENING
     width = {
@@ -277,6 +279,12 @@ def learning_rate(model: Model, tensor: ModelTensor, rule: str) -> float:
         return width
     gradient = branch_multiplier(model) if rule == "sgd" else 1.0
     return width * _branch_change(model) / gradient
+
+
+def _speed(model: Model, tensor: ModelTensor, rule: str) -> float:
+    """On the hypersphere: k of a factor that is learned as a number k times as small."""
+    k = sphere_speed(model, tensor.kind)
+    return {"adam": k, "sgd": k * k, "relative": 1.0}[rule]
 
 
 def idle(trial: Trial) -> Iterator[tuple[str, str]]:
@@ -341,7 +349,7 @@ def epsilon(model: Model, tensor: ModelTensor) -> float:
     authors' code, EleutherAI/nanoGPT-mup). none: as it is (Yang et al. 2022; microsoft/mup).
     """
     if model.parametrization == "standard" or model.mup_epsilon == "none":
-        return 1.0
+        return 1 / sphere_speed(model, tensor.kind)
     width, depth = model.base_width / model.width, branch_multiplier(model)
     if _in_branch(tensor) or model.mup_epsilon == "everywhere":
         return width * depth

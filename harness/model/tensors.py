@@ -24,12 +24,17 @@ class Kind(StrEnum):
     MIXER = "mixer"  # [few, features of the residual streams], says of each token how its streams are mixed
     MIX_GATE = "mix_gate"  # [3], factors on what a mixer says, which start at the trial's model.stream_gate
     MIX_OFFSET = "mix_offset"  # [few], what the mixing of streams is whatever a token says, over what it starts at
+    SPHERE_STEP = "sphere_step"  # [width], how far a branch moves a stream of norm 1 (harness/model/hypersphere.py)
+    SPHERE_QK = "sphere_qk"  # [heads, head_dim], a factor on queries and keys of norm 1
+    SPHERE_UP = "sphere_up"  # [hidden], a factor on what a feed-forward part multiplies
+    SPHERE_LOGIT = "sphere_logit"  # [vocabulary], a factor on logits
     SCALE = "scale"  # [1], a learned factor that starts at one
     SHIFT = "shift"  # [1], a learned summand that starts at zero
     BIAS = "bias"  # [features], a learned summand of a linear layer or norm inside a block, which starts at zero
     FINAL_BIAS = "final_bias"  # [features], of a norm outside of the blocks
 
 
+SPHERE = (Kind.SPHERE_STEP, Kind.SPHERE_QK, Kind.SPHERE_UP, Kind.SPHERE_LOGIT)
 WIDENING = (Kind.HIDDEN, Kind.RESIDUAL)  # inside of blocks: both sides grow with the width
 MATRICES = (*WIDENING, Kind.ROUTER)
 

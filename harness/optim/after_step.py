@@ -10,13 +10,16 @@ from harness.model.parameters import Layout
 from harness.model.state import Rows, State
 from harness.optim.qk_clip import QKClip
 from harness.optim.router_bias import RouterBias
+from harness.optim.unit_rows import UnitRows
 
-AfterStep = QKClip | RouterBias
+AfterStep = QKClip | RouterBias | UnitRows
 
 
 def after_step(trials: Sequence[Trial], model: GPT, layout: Layout, weights: Rows, state: State) -> list[AfterStep]:
     """What some of these trials ask for. They read through the model's taps, and routers take their biases from it."""
     first, made = trials[0], list[AfterStep]()
+    if first.model.hypersphere:
+        made.append(UnitRows(layout, weights))
     if QKClip.is_on(first):
         made.append(QKClip(first.model, layout, weights, model.taps))
     if any(RouterBias.is_on(trial) for trial in trials):

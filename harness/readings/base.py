@@ -163,6 +163,8 @@ KINDS = (TapReading, PolicyReading, BatchReading, GradientReading, StepReading)
 def no_second_moment(trial: Trial) -> str:
     """Why a reading of Adam's second moment has nothing to read; empty if it has."""
     name = trial.optim.name
+    if not OPTIMIZERS[name].keeps_elementwise:
+        return f"optim.name={name} keeps them in another basis"
     return "" if {"moment_1", "moment_2"} <= set(OPTIMIZERS[name].slots) else f"optim.name={name} has no such moments"
 
 

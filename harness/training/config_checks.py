@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from harness.config import LARGEST_SEED, NO_FAULT, ConfigError, Trial
 from harness.data import corpus, curriculum
 from harness.guards import playbook
-from harness.model import branches, hyper_connections, placements, scaling
+from harness.model import branches, hyper_connections, hypersphere, placements, scaling
 from harness.model.scaling import SIZED_INITS, ZERO_INITS
 from harness.objectives import policy_rules
 from harness.optim import loss_scale, schedules
@@ -28,6 +28,7 @@ PARTS = (
     scaling,
     placements,
     hyper_connections,
+    hypersphere,
     playbook,
     readings,
     policy_rules,

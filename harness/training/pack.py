@@ -18,7 +18,8 @@ from harness.model import sums
 from harness.model.branches import branches_of
 from harness.model.gpt import GPT
 from harness.model.heads import heads_of
-from harness.model.parameters import Layout, Views, new_weights
+from harness.model.hypersphere import initial_weights
+from harness.model.parameters import Layout, Views
 from harness.model.precision import FORMATS, precision_of
 from harness.model.scaling import tensor_table
 from harness.model.sigma import SingularVectors
@@ -74,16 +75,15 @@ class Pack:
         self.slots.arrange(self.twins.beginning(0))
         self.twins.forked.update(self.rows)
         here = [trials[number] for number in self.slots.planned]
-        is_row = torch.arange(len(here)) < len(self.rows)
         self.dtype, _ = FORMATS[first.train.precision]
         optimizer, branches = OPTIMIZERS[first.optim.name], branches_of(first)
         known = optimizer.rule_of(first), first.optim.decay_embedding, branches, heads_of(first)
         self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, *known)))
         self.rows_state = State(self.slots.cut(len(trials))[-1].stop)
         self.beside: list[State] = []  # what else has the pack's rows, and comes and goes with them
-        self._weights = self.rows_state.add("weights", new_weights(self.layout, here, self.dtype, device))
+        self._weights = self.rows_state.add("weights", initial_weights(self.layout, here, self.dtype, device))
         self._gradients = self.rows_state.add("gradients", torch.zeros_like(self.weights), scratch=True)
-        self._active = self.rows_state.add("active", is_row.to(device))
+        self._active = self.rows_state.add("active", (torch.arange(len(here)) < len(self.rows)).to(device))
         vectors = SingularVectors(self.layout, self._weights, self.rows_state) if first.model.sigma_reparam else None
         precision = precision_of(first.train, device)
         self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors, branches)

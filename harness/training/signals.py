@@ -72,7 +72,8 @@ class Recorder:
 
         It is the same for steps that can be replayed as one another, and None where the host has to be there.
         """
-        if 0 in pack_step.groups or (self._readings and self._readings.waits(pack_step)):
+        waits = self.pack.optimizer.waits or (self._readings and self._readings.waits(pack_step))
+        if 0 in pack_step.groups or waits:
             return None
         due, has_scores = self._readings.due(pack_step) if self._readings else ([], False)
         return (*due, has_scores)

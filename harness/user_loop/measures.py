@@ -329,13 +329,13 @@ class SignalBuffer:
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """More numbers of a step."""
-        for name, value in values.items():
-            if (room := self._values.get(name)) is None:
-                room = self._values[name] = np.full(64, nan, np.float32)
-            if step >= len(room):
-                more = np.full(max(len(room), step + 1 - len(room)), nan, np.float32)
-                room = self._values[name] = np.concatenate([room, more])
-            with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):
+            for name, value in values.items():
+                if (room := self._values.get(name)) is None:
+                    room = self._values[name] = np.full(64, nan, np.float32)
+                if step >= len(room):
+                    more = np.full(max(len(room), step + 1 - len(room)), nan, np.float32)
+                    room = self._values[name] = np.concatenate([room, more])
                 room[step] = value
 
     def take(self, other: SignalBuffer, stop: int) -> None:

@@ -16,6 +16,7 @@ from harness.basics.memory import in_units
 from harness.config import NO_FAULT, Model, Problems, Trial
 from harness.guards.playbook import goes_back, waits
 from harness.memory.footprint import Footprint, footprint
+from harness.memory.optimizer_arrays import optimizer_bytes
 from harness.model.branches import Branches, branches_of
 from harness.model.heads import heads_of
 from harness.model.hyper_connections import kept_at_the_end, kept_of_streams
@@ -200,6 +201,7 @@ def activation_elements(model: Model, vocabulary: int, checkpointing: bool = Fal
     """Values that one token leaves for the backward pass: a count over the model's code. No `branches`: the usual."""
     width, drops, branches = model.width, model.dropout is not None, branches or branches_of(Trial(model))
     scaled = drops + (model.layer_scale is not None) + (model.init == "fixup")  # what each branch gives
+    scaled += 3 * model.hypersphere  # which is turned, with the stream; the next branch reads what that gives
     of_branches = (branch.kept() + scaled * width + kept_of_streams(model) for branch in branches)
     block = sum(of_branches) + 4 * width  # with what is made on the way back
     norms = (placement_norms(model, number, branches) for number in range(model.depth))
@@ -208,7 +210,7 @@ def activation_elements(model: Model, vocabulary: int, checkpointing: bool = Fal
         inside = model.depth * model.residual_streams * width + 3 * inside // model.depth
     outside = width * (1 + 2 * has_final_norm(model) + 2 * model.embedding_norm + drops)
     outside += kept_at_the_end(model)
-    return inside + outside + (2 + (model.output_cap is not None)) * vocabulary
+    return inside + outside + (2 + (model.output_cap is not None) + model.hypersphere) * vocabulary
 
 
 def mean_rows(trials: Sequence[Trial]) -> float:
@@ -222,7 +224,7 @@ def state_bytes(trial: Trial) -> int:
     train = trial.train
     copies = 4 + 2 * (train.ranks > 1) + (train.micro_batches > 1) + bool(trial.model.sigma_reparam)
     copies += older_weights(trial) + POLICY_COPIES * is_policy(trial)
-    return copies * weight_bytes(trial) + branch_bytes(trial)
+    return copies * weight_bytes(trial) + branch_bytes(trial) + optimizer_bytes(trial)
 
 
 def is_policy(trial: Trial) -> bool:
@@ -251,7 +253,7 @@ def snapshot_bytes(trial: Trial, device: str) -> int:
     snapshot = trial.section("playbook.snapshot")
     is_here = device == "cpu" or snapshot.on == "device"
     kept = snapshot.kept + (snapshot.every > 1 and waits(trial))
-    of_one = (3 + older_weights(trial)) * weight_bytes(trial) + branch_bytes(trial)
+    of_one = (3 + older_weights(trial)) * weight_bytes(trial) + branch_bytes(trial) + optimizer_bytes(trial)
     return kept * of_one if is_here and goes_back(trial) else 0
 
 

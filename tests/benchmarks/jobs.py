@@ -1,13 +1,14 @@
 """Whole jobs as people wait for them: the command's wall time against a compiled loop that trains the same trials.
 
-    python -m tests.benchmarks.jobs [campaign grid mitigations] [--rounds 3]
+    python -m tests.benchmarks.jobs [campaign grid mitigations] [--rounds 3] [--keep DIR]
 
 The peer trains each trial alone, from its first step to its last, compiled by `torch.compile`, a process for each core;
 it strikes, measures, validates and stores nothing. Its time is extrapolated: the steps of all trials by what it does in
 a second at their shapes, each measured for a while beside the command, round by round. Starting and compiling its
 processes are left out, and so is what a mitigation would cost it: it trains the plain recipe.
 
-`mitigations` takes half an hour, so a round is a part of it: with ten rounds each has a tenth of the mitigations.
+`mitigations` takes half an hour, so a round is a part of it: with ten rounds each has a tenth of the mitigations. What
+the rounds trained is left in DIR, to be merged.
 """
 
 from __future__ import annotations
@@ -63,10 +64,12 @@ JOBS = {
 }
 
 
-def ours(words: Sequence[str]) -> tuple[float, Counter[Size]]:
+def ours(words: Sequence[str], kept: Path | None) -> tuple[float, Counter[Size]]:
     """Wall seconds of the command, and how many steps of each shape the trials that were asked for have."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out"
+        out = kept or Path(folder) / "out"
+        if out.exists():
+            raise SystemExit(f"{out}: is there already, so that nothing would be trained")
         command = [sys.executable, "-m", "sweeps", f"out={out}", "device=cpu", *words]
         started = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -90,16 +93,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--keep", type=Path, metavar="DIR")
     options = parser.parse_args()
     for name in options.jobs or JOBS:
-        measure(name, JOBS[name], options.rounds)
+        measure(name, JOBS[name], options.rounds, options.keep)
 
 
-def measure(name: str, job: Job, rounds: int) -> None:
-    """Print the ratio of a job, round by round."""
+def measure(name: str, job: Job, rounds: int, keep: Path | None) -> None:
+    """Print the ratio of a job, round by round; what was trained is left in folders inside of `keep`."""
     walls, theirs, peers, done = [], [], {}, 0
-    for words in job.rounds(rounds):
-        seconds, steps = ours(words)
+    for number, words in enumerate(job.rounds(rounds)):
+        seconds, steps = ours(words, keep and keep / f"{name}-{number}")
         walls.append(seconds)
         done = sum(steps.values()) + done * job.is_cut
         for size in steps.keys() - peers.keys():

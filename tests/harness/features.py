@@ -127,6 +127,7 @@ OPTIONS: dict[str, Fields] = {  # of optimizers; short intervals, so that resets
     "stable_spam": {"stable_spam": {"interval": 4}},
     "adafactor": {"adafactor": {"relative_step": True}},
     "lars": {"lars": {"trust": 1.0}},
+    "soap": {"soap": {"every": 2}},
 }
 OTHERS: dict[str, Fields] = {
     "plain": {},

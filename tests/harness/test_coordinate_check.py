@@ -98,6 +98,20 @@ def test_routers_do_not_grow_in_mup_and_do_without(optimizer):
     assert standard["moe.logits"] > 0.1 and standard["moe.logits"] - mup["moe.logits"] > 0.45, (standard, mup)
 
 
+def test_soap_falls_with_the_width_in_mup():
+    """Its first gradients have few directions, and in their eigenbasis few elements move by the whole rate.
+
+    With a head that starts at zero there are none inside the blocks at the first step, and it is as Adam until its
+    bases are made anew: so not here.
+    """
+    words = ["optim.name=soap", "soap.every=1", "model.zero_head=false", "model.width=96,384", "seed=0,1"]
+    table = slopes(measured(CoordinateAxes.of(words, None).cases()), "width").xs(4, level="step")
+    of_cases = {case: table[case].to_dict() for case in set(table.index.get_level_values("case"))}
+    mup, standard = of_cases["muP"], of_cases["standard"]
+    for name in ("logits", "residual", "attention.projection"):
+        assert -0.8 < mup[name] < -FLAT and standard[name] - mup[name] > 0.5, (name, mup, standard)
+
+
 def test_completep_is_flat_over_the_width_too():
     found = exponents("width", (64, 256), "adamw", "completep")
     assert all(abs(exponent) < FLAT for exponent in found.values()), found

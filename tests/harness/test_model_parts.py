@@ -16,7 +16,14 @@ STEPS = 3
 RATES = (1e-2, 3e-3, 3e-2)
 DECAY = 0.1
 NOT_DECAYED = ("_norm", "_bias", "layer_scale", "_scale", ".multiplier", "_shift")  # vectors, and numbers alone
-NOT_DECAYED += ("_alpha", ".sink", "mixer_gate", "mixer_offset")
+NOT_DECAYED += ("_alpha", ".sink", "mixer_gate", "mixer_offset", ".sphere_step", "_factor")
+
+
+def speed_of(name, model):
+    """By what nGPT's code multiplies what it learns: the start of a factor over that of the number learned."""
+    if name.endswith(".sphere_step"):
+        return 0.05 * model.width**0.5
+    return model.width**0.5 if name.endswith((".qk_factor", "logit_factor")) else 1.0
 
 
 def trials_of(variant):
@@ -70,11 +77,12 @@ def test_training_equals_that_of_a_plain_model(variant):
     trained = engine.run(trials, prepare=roughen)
     for r, trial in enumerate(trials):
         plain = plain_model(fresh, initial, r)
-        decayed = [w for name, w in plain.weights.items() if not name.endswith(NOT_DECAYED)]
-        kept = [w for name, w in plain.weights.items() if name.endswith(NOT_DECAYED)]
-        optim = trial.optim
-        groups = [{"params": decayed, "weight_decay": DECAY}, {"params": kept, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), optim.eps)
+        optim, groups = trial.optim, []
+        for name, w in plain.weights.items():
+            speed = speed_of(name, trial.model)
+            pace = {"lr": optim.lr * speed, "eps": optim.eps / speed}
+            groups.append({"params": [w], "weight_decay": DECAY * (not name.endswith(NOT_DECAYED)), **pace})
+        optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2))
         for step in range(STEPS):
             plain.begin(step)
             loss = loss_of(plain, fresh.objective.batch(step)[r])
@@ -84,6 +92,7 @@ def test_training_equals_that_of_a_plain_model(variant):
             found = trained.signals["loss"][r, step], trained.signals["grad_norm"][r, step]
             assert found == pytest.approx((loss.item(), norm.item()), rel=1e-10)
             optimizer.step()
+            plain.normalise()
         for name, weight in trained.pack.tensors(trained.pack.weights, r).items():
             expected = plain.weights[name].detach()
             # Adam divides a gradient by its own size, and so its rounding errors too.
@@ -100,7 +109,11 @@ def test_initial_weights_do_not_depend_on_the_variant(variant):
     pack = engine.pack_of(with_fields([engine.trial(seed=r, **common) for r in range(2)], VARIANTS[variant]))
     shared = pack.layout.by_name.keys() & plain.layout.by_name.keys()
     assert {"embedding", "blocks.0.attention.query", "blocks.1.feedforward.down"} <= shared
+    is_turned = VARIANTS[variant].get("hypersphere", False)  # there noise says the direction alone
     for name in shared:
         ours, theirs = (p.layout.view(p.weights, name) / (p.layout.by_name[name].std or 1.0) for p in (pack, plain))
+        if is_turned and theirs.dim() == 3:
+            across = -2 if name.endswith((".projection", ".down")) else -1
+            ours, theirs = (nn.functional.normalize(x, dim=across) for x in (ours, theirs))
         if pack.layout.by_name[name].std:
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)

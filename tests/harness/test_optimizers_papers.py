@@ -29,7 +29,7 @@ from tests.harness.optimizing import (
 )
 
 # Those that test_optimizers_others.py has.
-OF_OTHERS = ("adamc", "ademamix", "cautious_adamw", "mars", "muon", "schedule_free")
+OF_OTHERS = ("adamc", "ademamix", "cautious_adamw", "mars", "muon", "schedule_free", "soap")
 
 
 Equations = Callable[[Trial, ScaledTensor, dict[str, Any], Tensor, Tensor, int, float], Tensor]

@@ -96,6 +96,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gated attention, a gate for each head": {"attention_gate": "head", "biases": True},
     "attention sinks": {"attention_sink": True},
     "attention sinks, dropout, QK-norm": {"attention_sink": True, "dropout": (0.1, 0.0, 0.4), "qk_norm": True},
+    "nGPT": {"hypersphere": True, "placement": "none", "activation": "swiglu", "expansion": 4},
+    "nGPT, GELU, tied head": {"hypersphere": True, "placement": "none", "tied_head": True},
     "hyper-connections": {"residual_streams": 3, "stream_mixing": "free", "stream_gate": (0.01, 1.0, 0.3)},
     "hyper-connections, RMSNorm": {"residual_streams": 2, "stream_mixing": "free", "norm": "rms"},
     "manifold-constrained hyper-connections": {"residual_streams": 4, "stream_gate": (0.01, 1.0, 0.3)},

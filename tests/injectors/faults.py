@@ -12,7 +12,14 @@ from sweeps.compose.grid import Composer
 
 NEEDED = {"schedule_offset": ["fault.offset=-2"]}
 SPECIAL = {"none", "replay"}  # `replay` does what another fault did: it is tested for each of them
-OF_EXPERTS = {"late_routing", "lost_expert", "one_expert", "swapped_experts", "wrong_expert"}  # in test_routing.py
+OF_EXPERTS = {
+    "bypassed_expert",
+    "late_routing",
+    "lost_expert",
+    "one_expert",
+    "swapped_experts",
+    "wrong_expert",
+}  # in test_routing.py
 OF_POLICIES = {"late_reward", "shifted_advantage", "flipped_reward", "stuck_reward", "sampler_bit"}
 """In test_rewards.py."""
 SITES = tuple(site for site in value.SITES if site not in value.OF_POLICIES)

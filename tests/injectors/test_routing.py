@@ -11,14 +11,25 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError, Fault
+from harness.config.names import NEXT_BEST
 from harness.faults.facts import facts_of
+from harness.model import routing
+from harness.model.branches import moe
 from harness.model.routing import merged
 from harness.testing import engine
 from harness.testing.faults import START as PROMISED_START
 from harness.testing.faults import FaultPromises
 from harness.training.pack import Pack
 from injectors.replay import record_of
-from injectors.routing import LateRouting, LostExpert, OneExpert, RoutingFault, SwappedExperts, WrongExpert
+from injectors.routing import (
+    BypassedExpert,
+    LateRouting,
+    LostExpert,
+    OneExpert,
+    RoutingFault,
+    SwappedExperts,
+    WrongExpert,
+)
 from tests.harness.experts import EXPERTS, TOP, mixed
 
 START, STEPS, LATE = 3, 6, 2
@@ -30,6 +41,7 @@ FAULTS: dict[str, RoutingFault] = {
     "one": OneExpert(start=START, duration=1, expert=2),
     "lost": LostExpert(start=START, duration=1, expert=3),
     "late": LateRouting(start=START, duration=1, late=LATE),
+    "bypassed": BypassedExpert(start=START, duration=1, expert=3),
 }
 
 
@@ -84,6 +96,8 @@ def test_tokens_are_sent_as_it_says(name: str, layer: int) -> None:
             assert int(changed.sum()) == round(0.25 * golden.numel()) and (now[changed] < EXPERTS).all()
         elif name == "lost":
             assert torch.equal(changed, golden == 3)
+        elif name == "bypassed":
+            assert torch.equal(changed, golden == 3) and (now[changed] == EXPERTS + NEXT_BEST).all()
         elif name == "swapped":
             names = torch.arange(EXPERTS)
             names[[1, 4]] = names[[4, 1]]
@@ -137,6 +151,33 @@ def test_a_lost_expert_is_one_that_gives_zero() -> None:
     found, number = struck()[0], 1 + list(FAULTS).index("lost")
     assert found.signals["loss"][number, START] == pytest.approx(by_hand(lose)[0], rel=1e-6)
     assert found.signals["loss"][number, START] != found.signals["loss"][0, START]
+
+
+def test_a_lost_expert_that_the_others_know_of_is_one_that_no_router_can_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without one the next best takes its place, with weights of those that are there."""
+    found, number = struck()[0], 1 + list(FAULTS).index("bypassed")
+
+    def forbid(pack: Pack) -> None:
+        def chosen(scores: Tensor, *more: Any) -> Tensor:
+            return routing.chosen(scores.index_fill(-1, torch.tensor(3), -torch.inf), *more)
+
+        monkeypatch.setattr(moe, "chosen", chosen)
+
+    loss, gradients = by_hand(forbid)
+    assert found.signals["loss"][number, START] == pytest.approx(loss, rel=1e-6)
+    norm = float(torch.cat([x.flatten().double() for x in gradients.values()]).norm())
+    assert found.signals["grad_norm"][number, START] == pytest.approx(norm, rel=1e-5)
+    assert found.signals["loss"][number, START] != found.signals["loss"][0, START]
+
+
+def test_where_all_experts_are_chosen_a_lost_one_has_no_other() -> None:
+    both = {"experts": 2, "top": 2}
+    faults = [kind(start=START, duration=1, expert=1) for kind in (LostExpert, BypassedExpert)]
+    found = engine.run([mixed(both, **FIELDS), *(mixed(both, **FIELDS, fault=fault) for fault in faults)])
+    assert found.result.changes[1:] == [2, 2]
+    assert found.signals["loss"][1, START] == found.signals["loss"][2, START] != found.signals["loss"][0, START]
 
 
 def test_swapped_experts_are_those_whose_weights_are_swapped() -> None:

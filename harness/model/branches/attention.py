@@ -16,6 +16,7 @@ from harness.model import sums
 from harness.model.attention import Limits, attend, rotate_both, rotate_from, split_and_rotate, split_heads
 from harness.model.branches.base import Branch
 from harness.model.gradients import WithBackward, differentiable
+from harness.model.hypersphere import unit
 from harness.model.layers import kept_by_norms, sigmoid
 from harness.model.tensors import Kind, ModelTensor
 from harness.model.tools import Tools
@@ -62,6 +63,8 @@ class Attention(Branch):
             yield ModelTensor("value_norm", (c.head_dim,), Kind.GAIN)
         if c.projection_norm:
             yield ModelTensor("projection_norm", (d,), Kind.GAIN)
+        if c.hypersphere:
+            yield ModelTensor("qk_factor", (d // c.head_dim, c.head_dim), Kind.SPHERE_QK)
         if c.attention_sink:
             yield ModelTensor("sink", (d // c.head_dim,), Kind.SINK)
         if c.init == "fixup":
@@ -81,6 +84,7 @@ class Attention(Branch):
         copies = 2 + (c.attention_cap is not None) + 2 * (c.soft_clip_high is not None) + 2 * (c.dropout is not None)
         fed = c.width * (3 * c.qkv_norm + 2 * c.qk_norm + c.value_norm + c.projection_norm)
         gated = {"none": 0, "head": c.width + 2 * (c.width // c.head_dim), "element": 3 * c.width}[c.attention_gate]
+        gated += 2 * c.width * c.hypersphere
         return (5 * c.width + gated) + copies * c.width // c.head_dim * c.context + kept_by_norms(c, fed)
 
     def operations(self) -> int:
@@ -161,7 +165,7 @@ class Attention(Branch):
         turns, is_normed = c.positions == "rotary", c.qk_norm and c.qk_norm_over == "head"
         cached = tools.key_values
         is_watched = f"{name}.query" in tools.taps or f"{name}.key" in tools.taps
-        if cached is None and turns and not is_normed and not is_watched:
+        if cached is None and turns and not is_normed and not is_watched and not c.hypersphere:
             q, k, v = split_and_rotate(qkv, context, heads, c.rotary_base, tools.dtype)
             return q, k, tools.tap(f"{name}.value", self._normed_value(tools, name, v))
         q, k, v = split_heads(qkv, context, heads)
@@ -174,7 +178,12 @@ class Attention(Branch):
             q, k = (rotate_from(x, cached.read, c.context, c.rotary_base, tools.dtype) for x in (q, k))
         elif turns:
             q, k = rotate_both(q, k, c.rotary_base, tools.dtype)
-        return q, k, v
+        return *(self._on_sphere(tools, name, q, k) if c.hypersphere else (q, k)), v
+
+    def _on_sphere(self, tools: Tools, name: str, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        """Both of norm 1, times one learned factor for each feature."""
+        both = unit(torch.cat([q, k], 1).to(tools.dtype))
+        return tools.precision(tools.scaled(f"{name}.qk_factor", both)).chunk(2, 1)
 
     def _normed_value(self, tools: Tools, name: str, v: Tensor) -> Tensor:
         return tools.precision(tools.norm(f"{name}.value_norm", v)) if self.model.value_norm else v
@@ -194,7 +203,12 @@ def _heads_times(x_RxNxD: Tensor, share_RxNxH: Tensor) -> WithBackward[Tensor]:
 
 
 def attention_multiplier(model: Model) -> float:
-    """What query-key products are multiplied by: 1/sqrt(head_dim), or for muP sqrt(base_head_dim)/head_dim."""
+    """What query-key products are multiplied by: 1/sqrt(head_dim), or for muP sqrt(base_head_dim)/head_dim.
+
+    On the hypersphere, where both have norm 1, it is sqrt(head_dim).
+    """
+    if model.hypersphere:
+        return math.sqrt(model.head_dim)
     base = model.base_head_dim or model.head_dim
     if model.parametrization == "standard" or base == model.head_dim:
         return 1 / math.sqrt(model.head_dim)

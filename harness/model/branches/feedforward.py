@@ -52,6 +52,9 @@ class Feedforward(Branch):
                 yield ModelTensor(name, (hidden,), Kind.GAIN)
         if c.down_norm:
             yield ModelTensor("down_norm", (d,), Kind.GAIN)
+        if c.hypersphere:
+            for name in ("gate_factor", "up_factor") if is_gated else ("up_factor",):
+                yield ModelTensor(name, (hidden,), Kind.SPHERE_UP)
         if c.init == "fixup":
             for name in ("gate" if is_gated else "up", "activation", "down"):
                 yield ModelTensor(f"{name}_shift", (1,), Kind.SHIFT)
@@ -64,6 +67,7 @@ class Feedforward(Branch):
         c, hidden = self.model, feedforward_size(self.model)
         gated = 4 + 2 * (c.swiglu_clamp is not None) + (c.init == "fixup")
         plain = 1 if c.activation == "relu" else 2  # a ReLU keeps what it gives, as the next matrix does
+        gated, plain = gated + 2 * c.hypersphere, plain + c.hypersphere
         fed = c.up_norm * (1 + self.activation.gated) * hidden + c.down_norm * c.width
         return c.width + (gated if self.activation.gated else plain) * hidden + kept_by_norms(c, fed)
 
@@ -83,6 +87,7 @@ class Feedforward(Branch):
             gate, up = tools.linear(x_RxNxD, f"{name}.gate", f"{name}.up").chunk(2, -1)
             gate = tools.shifted(f"{name}.activation_shift", tools.norm(f"{name}.gate_norm", gate))
             up = tools.norm(f"{name}.up_norm", tools.tap(f"{name}.up", up))
+            gate, up = self._on_sphere(tools, f"{name}.gate", gate), self._on_sphere(tools, f"{name}.up", up)
             bound = tools.switched("swiglu_clamp", 3)
             if bound is not None:
                 if torch.is_grad_enabled():  # validation is not part of the step
@@ -91,9 +96,16 @@ class Feedforward(Branch):
             hidden = precision(activation.function(gate)) * up
         else:
             up = tools.norm(f"{name}.up_norm", tools.tap(f"{name}.up", tools.linear(x_RxNxD, f"{name}.up")))
+            up = self._on_sphere(tools, f"{name}.up", up)
             hidden = activation.function(tools.shifted(f"{name}.activation_shift", up))
         down = tools.tap(f"{name}.down", tools.linear(hidden, f"{name}.down", by_channel=self.model.smooth_swiglu))
         return tools.norm(f"{name}.down_norm", down)
+
+    def _on_sphere(self, tools: Tools, name: str, x: Tensor) -> Tensor:
+        """On the hypersphere, where products with unit vectors are small: times sqrt(width) and a learned factor."""
+        if not self.model.hypersphere:
+            return x
+        return tools.precision(tools.scaled(f"{name}_factor", x) * self.model.width**0.5)
 
 
 def refused_without_gate(model: Model) -> Iterator[str]:

@@ -10,8 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import PER_TRIAL, STRUCTURAL, Model, Trial, choice, number, shown
 from harness.config.limits import MOST_STEPS
+from harness.config.names import NEXT_BEST
 from harness.model.branches.base import Branch
 from harness.model.branches.feedforward import SWIGLU_CLAMP, feedforward_size, idle_without_fp8, refused_without_gate
 from harness.model.dropout import jittered
@@ -27,17 +29,18 @@ from harness.model.routing import (
     expert_linear,
     hashed,
     merged,
+    next_best,
     picked,
     renormalised,
     router_z_loss,
     sizes,
 )
+from harness.model.stale_checks import idle_stale, is_stale, refused_stale
 from harness.model.tensors import Kind, ModelTensor
 from harness.model.tools import Tools
 
 MOST = 256  # experts
 CHOICE_BYTES = 2  # int16: the number of an expert that waits (harness/training/stale_routing.py)
-ASKS = "anticipate"  # the action that asks for older weights
 LOSSES = ("balance", "balance_sequence", "router_z")
 
 
@@ -143,7 +146,7 @@ class Moe(Branch):
     @property
     def _is_stale(self) -> bool:
         """Whether older weights choose."""
-        return bool(self.options.lag) or self.options.routing == "frozen"
+        return is_stale(self.options)
 
     @property
     def _inner(self) -> tuple[str, ...]:
@@ -209,7 +212,7 @@ class Moe(Branch):
         for field, off in (("gate_alpha", 1.0), ("up_offset", 0.0)):
             if (value := getattr(o, field)) != off and not self.activation.gated:
                 yield f"moe.{field}={value}: model.activation={c.activation} has no gate; allowed: {off}"
-        yield from self._refused_stale(trial)
+        yield from refused_stale(o, trial)
         given = {
             "model.sigma_reparam": (shown(c.sigma_reparam), not c.sigma_reparam, "false"),
             "model.init": (c.init, c.init != "fixup", "another init"),
@@ -217,27 +220,6 @@ class Moe(Branch):
         for key, (value, is_known, allowed) in given.items():
             if not is_known:
                 yield f"{key}={value}: is not known for experts and their router; allowed: {allowed}"
-
-    def _refused_stale(self, trial: Trial) -> Iterator[str]:
-        o, key = self.options, "moe.lag" if self.options.lag else "moe.routing"
-        if o.lag and o.routing != "live":
-            yield f"moe.lag={o.lag}: moe.routing={o.routing} has no older choice; allowed: 0"
-        if self._is_stale and (trial.schedule.batch_start or trial.schedule.sequence_start):
-            why = "batches of one size are looked at, and schedule.batch_start or sequence_start lets them grow"
-            yield f"{key}={shown(getattr(o, key[4:]))}: {why}; allowed: neither of these two"
-        if o.stale_when == "asked" and not o.lag:
-            yield "moe.stale_when=asked: there is no moe.lag; allowed: always, or a lag above 0"
-        if o.stale != "choice" and not o.lag:
-            yield f"moe.stale={o.stale}: there is no moe.lag; allowed: choice, or a lag above 0"
-        if o.frozen_from and o.routing != "frozen":
-            yield f"moe.frozen_from={o.frozen_from}: moe.routing={o.routing}; allowed: 0, or moe.routing=frozen"
-        if o.frozen_from >= trial.steps:
-            yield f"moe.frozen_from={o.frozen_from}: beyond the run; allowed: 0 to {trial.steps - 1}"
-        if o.routing != "live" and o.bias_rate:
-            why = f"moe.routing={o.routing} is to choose by nothing that moves"
-            yield f"moe.bias_rate={o.bias_rate}: {why}; allowed: 0"
-        if o.routing == "hash" and trial.objective.name != "next_token":
-            yield f"moe.routing=hash: objective={trial.objective.name} has no tokens; allowed: live or frozen"
 
     def parts(self, trial: Trial) -> Iterator[str]:
         if trial.model.swiglu_clamp is not None:
@@ -249,15 +231,7 @@ class Moe(Branch):
 
     def idle(self, trial: Trial) -> Iterator[tuple[str, str]]:
         yield from idle_without_fp8(trial)
-        lag, start = self.options.lag, self.options.frozen_from
-        if lag >= trial.steps:
-            yield "moe.lag", f"moe.lag={lag}: no step of {trial.steps} comes so late; it takes train.steps > {lag}"
-        elif self.options.stale_when == "asked" and ASKS not in trial.playbook.ladder:
-            why = "no playbook asks for it"
-            yield "moe.lag", f"moe.stale_when=asked: {why}; it takes a rung with {ASKS}, or moe.stale_when=always"
-        if self.options.routing == "frozen" and start + 1 >= trial.steps:
-            why = f"no step of {trial.steps} comes after it"
-            yield "moe.routing", f"moe.frozen_from={start}: {why}; it takes train.steps > {start + 1}"
+        yield from idle_stale(self.options, trial)
 
     @property
     def _stale_part(self) -> str:
@@ -267,7 +241,8 @@ class Moe(Branch):
         o = self.options
         scores, choice, weights = self._routed(tools, name, x_RxNxD, context)
         if is_struck := f"{name}.experts" in tools.taps:  # which may send tokens twice to an expert, or to none
-            choice = tools.taps.copied(f"{name}.experts", choice)
+            sent = tools.taps.copied(f"{name}.experts", choice)
+            choice, weights = self._sent_on(tools, name, scores, choice, sent, weights)
             choice, weights = merged(choice, weights, o.experts)
         slots = ExpertSlots.of(choice, o.experts, o.capacity, is_struck)
         tools.taps(f"{name}.loads", slots.loads.to(tools.dtype) / choice.shape[1])
@@ -297,10 +272,7 @@ class Moe(Branch):
         logits = tools.taps(f"{name}.logits", logits.to(tools.dtype))
         scores = GATES[o.gate](logits)
         choice, is_old, old_weights = self._choice(tools, name, scores)
-        weights = picked(scores, choice)
-        if o.weights == "renormalised":
-            weights = renormalised(weights)
-        weights = weights * tools.strength("moe.scale", 3, _read("scale"))
+        weights = self._weighed(tools, scores, choice)
         if tools.routes:
             tools.routes.see(_layer(name), tools.part.rows, tools.sequences, choice, weights)
         if is_old is not None and old_weights is not None:
@@ -309,6 +281,33 @@ class Moe(Branch):
         if torch.is_grad_enabled():
             self._lose(tools, logits, scores, choice, context)
         return scores, choice, weights
+
+    def _weighed(self, tools: Tools, scores: Tensor, choice: Tensor) -> Tensor:
+        """The weights of the chosen experts, [R, N, K]."""
+        weights = picked(scores, choice)
+        if self.options.weights == "renormalised":
+            weights = renormalised(weights)
+        return weights * tools.strength("moe.scale", 3, _read("scale"))
+
+    def _sent_on(
+        self, tools: Tools, name: str, scores: Tensor, choice: Tensor, sent: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`sent`, with the best expert that was not chosen in the place of NEXT_BEST, and its weights; all [R, N, K].
+
+        Where there is none, that is nowhere.
+        """
+        experts = self.options.experts
+        is_next = sent == experts + NEXT_BEST
+        if on_cpu(sent) and not bool(is_next.any()):
+            return sent, weights
+        if self.options.top == experts:
+            return torch.where(is_next, experts, sent), weights
+        ranked = scores.detach()
+        if tools.router_bias is not None:
+            ranked = ranked + tools.router_bias.of(_layer(name), tools.part.rows)
+        best = next_best(ranked, choice)
+        other = self._weighed(tools, scores, torch.where(is_next, best, choice))
+        return torch.where(is_next, best, sent), torch.where(is_next.any(-1, keepdim=True), other, weights)
 
     def _choice(self, tools: Tools, name: str, scores: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Experts of these tokens, which of the tokens go by older weights, and the old weights of these, if any."""

@@ -113,6 +113,8 @@ class Optimizer:
     per_tensor: ClassVar[bool] = False
     columns: ClassVar[int] = CPU_COLUMNS  # of a piece that need not be a tensor, on a CPU
     rule: ClassVar[str] = "adam"
+    waits: ClassVar[bool] = False  # whether it makes the host wait for a GPU
+    keeps_elementwise: ClassVar[bool] = True  # whether an element of a slot is of the weight in its place
     parts: ClassVar[tuple[str, ...]] = ()  # keys of what acts now and then; `mark` says when
     repairs_infinity: ClassVar[bool] = False  # whether a gradient of infinite elements can leave finite weights
     hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {}
