@@ -79,6 +79,7 @@ YOUNGER = (
         ("data", "token_type"),
         ("train", "loss_scale_per"),
         ("optim", "beta2_exponent"),
+        ("moe", "dense_first"),
         *(("policy", name) for name in ("sampler_apart", "reference_every")),
     ),
     *(

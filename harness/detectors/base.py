@@ -40,10 +40,26 @@ class Detector:
     of_zero: ClassVar[str] = ""  # why any value above 0 is an alarm, a steady one too
     falling: ClassVar[str] = ""  # why a loss that falls as every loss does is an alarm
 
-    def __init__(self, name: str, options: Sequence[Any], like: Values, state: State):
-        """`options` of each row; `like` has values of the shapes that `judge` will be shown."""
+    def __init__(
+        self,
+        name: str,
+        options: Sequence[Any],
+        like: Values,
+        state: State,
+        there: Mapping[str, Sequence[bool]] | None = None,
+    ):
+        """`options` of each row; `like` has values of the shapes that `judge` will be shown.
+
+        `there` says of signals that some layers of a model lack which layers have them; the others are not looked at.
+        """
         self.name, self._state = name, state
         self.like = {signal: like[signal].double() for signal in self.watches}
+        self._there: dict[str, Tensor] = {}
+        for signal, of_layers in (there or {}).items():
+            if signal in self.like and not all(of_layers):
+                numbers = [number for number, is_there in enumerate(of_layers) if is_there]
+                self._there[signal] = torch.tensor(numbers, device=self.like[signal].device)
+                self.like[signal] = self.like[signal][:, self._there[signal]]
         self.device = like[self.watches[0]].device
         self.bind(options)
         self.remember()
@@ -99,6 +115,7 @@ class Detector:
     def judge(self, values: Values, is_new: Tensor) -> tuple[Tensor, Tensor]:
         """A step: whether it is an alarm, and its score, [R] each; False and NaN in rows that take none (`is_new`)."""
         shown = {name: values[name].float().double() for name in self.watches if name in values}
+        shown |= {name: shown[name][:, there] for name, there in self._there.items() if name in shown}
         is_finite, is_measured = is_new, is_new
         self._is_loss_finite = shown["loss"].isfinite() if "loss" in shown else is_new
         for name, x in shown.items():

@@ -12,7 +12,7 @@ from harness.detectors.base import AFTER_THE_STEP, Detector
 from harness.detectors.loop_signals import PER_RATE, RATE, SOURCES, STEP, UPDATE, has_new_rate, per_rate
 from harness.detectors.table import DETECTORS
 from harness.guards.base import Guard, GuardInput, GuardSignal, Parts
-from harness.readings.table import SHOWN
+from harness.readings.table import SHOWN, layers_there
 from harness.storage.store import SIGNALS
 
 
@@ -47,9 +47,10 @@ class Detection(Guard):
         along |= {name: signal.along for name, signal in SHOWN.items()} | dict.fromkeys(SOURCES, ())
         self.asks = [name for name in watched if (along[name] or name in SHOWN) and name not in AFTER_THE_STEP]
         like = {name: rows.new_zeros(len(rows), *(sizes[dim] for dim in along[name])) for name in watched}
+        there = layers_there(trials[0], watched)
         state = self.parts.state
         for name, chosen in options.items():
-            self._detectors[name] = DETECTORS[name](f"detect_{name}", chosen, like, state)
+            self._detectors[name] = DETECTORS[name](f"detect_{name}", chosen, like, state, there)
         lagging = AFTER_THE_STEP.intersection(watched)
         self._rates = state.add("detect_rates", rows[:, None].repeat(1, 3) + torch.nan) if lagging else None
         unread = {name: torch.nan if name in SHOWN else 0.0 for name in sorted(lagging)}

@@ -119,7 +119,7 @@ def _kind(trial: Trial) -> tuple[Any, ...]:
 
 
 def _footprint(trial: Trial) -> Footprint:
-    model, depths = trial.model, SHALLOW
+    model, depths = trial.model, _shallow(trial)
     if model.depth <= depths[1] or model.placement == "mix":  # there the blocks are not alike
         lines = _lines(trial)
     else:
@@ -128,6 +128,13 @@ def _footprint(trial: Trial) -> Footprint:
         lines = {name: line.towards(other[name], times) for name, line in one.items()}
     at_once = rows_at_once(model, trial.train.sequences, ACCELERATOR)
     return Footprint(at_once, int(may_replay(trial)), lines.pop(HELD), lines)
+
+
+def _shallow(trial: Trial) -> tuple[int, int]:
+    """Depths from which those of deeper models follow: behind the blocks that are not as the others."""
+    is_mixed = trial.section("block").channel_mixer == "moe"
+    others = trial.section("moe").dense_first if is_mixed else 0
+    return SHALLOW[0] + others, SHALLOW[1] + others
 
 
 def _lines(trial: Trial) -> dict[str, Linear]:

@@ -62,6 +62,7 @@ class GPT:
         self._beside: list[Tensor] = []  # losses of the last pass beside that of its logits
         self.first_sequence = 0  # number within the batch of the first sequence of the next pass
         self._head = "embedding" if config.tied_head else "head"
+        self._blocks = [[branch.at(block) for branch in self._branches] for block in range(config.depth)]
         places = range(len(self._branches))
         self._placements = [[placement_of(config, block, place) for place in places] for block in range(config.depth)]
 
@@ -192,7 +193,7 @@ class GPT:
         return output
 
     def _block(self, tools: Tools, i: int, x: Tensor, context: int) -> Tensor:
-        for place, branch in enumerate(self._branches):
+        for place, branch in enumerate(self._blocks[i]):
             name, placement = f"blocks.{i}.{branch.kind}", self._placements[i][place]
             if self.config.residual_streams > 1:
                 mixing = mixing_of(tools, name, i, place, x)

@@ -20,7 +20,7 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
     """
     d, branches = model.width, branches or branches_of(Trial(model))
     inside = [list(_of_block(model, i, branches)) for i in range(model.depth)]
-    blocks = [f"blocks.{i}.{branch.kind}" for i in range(model.depth) for branch in branches]
+    blocks = [f"blocks.{i}.{branch.at(i).kind}" for i in range(model.depth) for branch in branches]
     matrices = [[tensor for tensor in block if tensor.kind in MATRICES] for block in inside]
     shifts = [tensor for block in inside for tensor in block if tensor.kind == Kind.SHIFT]
     gains = [[tensor for tensor in block if tensor.kind not in (*MATRICES, Kind.SHIFT)] for block in inside]
@@ -68,7 +68,7 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
 def _of_block(model: Model, number: int, branches: Branches) -> Iterator[ModelTensor]:
     """The gains of its placement's norms, and the tensors of its branches and of how streams meet them."""
     yield from placement_norms(model, number, branches)
-    for branch in branches:
+    for branch in (branch.at(number) for branch in branches):
         yield from mixers(model, f"blocks.{number}.{branch.kind}")
         for tensor in branch.tensors():
             yield replace(tensor, name=f"blocks.{number}.{branch.kind}.{tensor.name}", layers=branch.layers)
@@ -76,7 +76,7 @@ def _of_block(model: Model, number: int, branches: Branches) -> Iterator[ModelTe
 
 def placement_norms(model: Model, number: int, branches: Branches) -> Iterator[ModelTensor]:
     """The gains of a block's norms beside its branches."""
-    for place, branch in enumerate(branches):
+    for place, branch in enumerate(branch.at(number) for branch in branches):
         at = placement_of(model, number, place)
         norms = {"norm": at.before and branch.is_normed, "output_norm": at.on_branch, "sum_norm": at.after}
         for name in (name for name, is_there in norms.items() if is_there):
@@ -96,7 +96,7 @@ def tap_shapes(model: Model, sequences: int, vocabulary: int, branches: Branches
     stream = (tokens, model.width)
     shapes: dict[str, tuple[int, ...]] = {"embedding": stream}
     for i in range(model.depth):
-        for place, branch in enumerate(branches or branches_of(Trial(model))):
+        for place, branch in enumerate(branch.at(i) for branch in branches or branches_of(Trial(model))):
             is_after = placement_of(model, i, place).after
             if streams > 1:
                 shapes[f"blocks.{i}.mixing.{place}"] = (tokens, streams * streams)
@@ -112,7 +112,7 @@ def struck_shapes(model: Model, sequences: int, vocabulary: int, branches: Branc
     observed = {
         f"blocks.{i}.{branch.kind}.{name}"
         for i in range(model.depth)
-        for branch in branches or branches_of(Trial(model))
+        for branch in (branch.at(i) for branch in branches or branches_of(Trial(model)))
         for name in branch.observed
     }
     shapes = tap_shapes(model, sequences, vocabulary, branches)
@@ -124,6 +124,6 @@ def route_shapes(model: Model, sequences: int, branches: Branches) -> dict[str, 
     return {
         f"blocks.{i}.{branch.kind}.{name}": shape
         for i in range(model.depth)
-        for branch in branches
+        for branch in (branch.at(i) for branch in branches)
         for name, shape in branch.routes(sequences).items()
     }

@@ -27,8 +27,9 @@ class RouterBias:
         """`like` has a row for each slot of the pack."""
         self._shape = model.depth, experts
         self._bias = state.add("router_bias", like.new_zeros(len(like), *self._shape))
-        for layer in range(model.depth):  # heard where a pass counts: not in validation, nor when it is computed again
-            taps.attach_to_rows(f"blocks.{layer}.moe.loads", self._hear, on_host=False)
+        for name in taps.names:  # heard where a pass counts: not in validation, nor when it is computed again
+            if name.endswith(".moe.loads"):
+                taps.attach_to_rows(name, self._hear, on_host=False)
 
     @staticmethod
     def is_on(trial: Trial) -> bool:

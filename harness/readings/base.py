@@ -68,7 +68,12 @@ class Reading:
 
 
 class TapReading(Reading):
-    """Read at taps on the way forward."""
+    """Read at taps on the way forward.
+
+    Where some layers may lack the tap (`of_some_layers`), what is read of those is NaN.
+    """
+
+    of_some_layers: ClassVar[bool] = False
 
     @classmethod
     def taps(cls, depth: int) -> Sequence[str]:
@@ -77,9 +82,16 @@ class TapReading(Reading):
 
     @classmethod
     def missing(cls, trial: Trial) -> str:
+        there, wanted = tap_shapes(trial.model, 1, 1, branches_of(trial)), cls.taps(trial.model.depth)
+        lacking = [tap for tap in wanted if tap not in there]
+        is_there = not lacking or (cls.of_some_layers and len(lacking) < len(wanted))
+        return "" if is_there else f"this model has no {lacking[0]}"
+
+    @classmethod
+    def layers(cls, trial: Trial) -> list[bool]:
+        """Whether each layer of a trial's model has what is read."""
         there = tap_shapes(trial.model, 1, 1, branches_of(trial))
-        lacking = [tap for tap in cls.taps(trial.model.depth) if tap not in there]
-        return f"this model has no {lacking[0]}" if lacking else ""
+        return [tap in there for tap in cls.taps(trial.model.depth)]
 
     def measure(self, x: Tensor) -> Tensor:
         """Of the activations that pass at once, [r, ...]: numbers of each row, [r, ...]. It changes none of them."""
@@ -157,7 +169,26 @@ class StepReading(Reading):
         raise NotImplementedError
 
 
-KINDS = (TapReading, PolicyReading, BatchReading, GradientReading, StepReading)
+class ProbeReading(StepReading):
+    """Read of where a mixture of experts sends a batch that stays the same, with the weights before a step and after.
+
+    It takes two forward passes of its own (harness/training/routing_probe.py).
+    """
+
+    compares = True
+    of_some_layers: ClassVar[bool] = False
+
+    @classmethod
+    def layers(cls, trial: Trial) -> list[bool]:
+        """Whether each layer of a trial's model has what is read."""
+        raise NotImplementedError
+
+    def compared(self, before_RxLxNxK: Tensor, after_RxLxNxK: Tensor) -> Mapping[str, Tensor]:
+        """The signals, [R, ...] each, of the experts that each token goes to."""
+        raise NotImplementedError
+
+
+KINDS = (TapReading, PolicyReading, BatchReading, GradientReading, StepReading, ProbeReading)
 
 
 def no_second_moment(trial: Trial) -> str:

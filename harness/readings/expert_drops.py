@@ -13,6 +13,7 @@ from harness.readings.base import ReadingSignal, TapReading, mean_of_ranks
 class ExpertDrops(TapReading):
     """The share of a layer's assignments of a token to an expert that are dropped, with `moe.capacity`."""
 
+    of_some_layers = True
     cadence = 1
     help = "how much finds no room in its expert"
     signals = {"expert_dropped": ReadingSignal(("layer",), "1", "share of assignments that find no room")}

@@ -18,6 +18,7 @@ class ExpertLoads(TapReading):
     standard deviation of the loads over their mean, 0 where they are even.
     """
 
+    of_some_layers = True
     cadence = 1
     help = "how a router spreads tokens over experts"
     signals = {

@@ -16,6 +16,7 @@ class ExpertOutputs(TapReading):
     Before router weights, over the tokens that it was given; an expert without tokens gives nothing.
     """
 
+    of_some_layers = True
     cadence = 10
     help = "how large the numbers are that experts give"
     signals = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from harness.config import Trial
@@ -28,4 +29,7 @@ class PolicyRoutingReading(PolicyReading):
         return "" if mixer == "moe" else f"block.channel_mixer={mixer} has no experts"
 
     def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
-        return {"routing_flips": values[0][0, 0]}
+        trial = self.known.trial
+        dense = trial.section("moe").dense_first  # blocks without experts, which come first
+        is_there = torch.arange(trial.model.depth, device=values[0].device) >= dense
+        return {"routing_flips": torch.where(is_there, values[0][0, 0], torch.nan)}

@@ -20,6 +20,7 @@ class RouterScores(TapReading):
     elsewhere. It is of scores alone, without groups and biases, and NaN where all experts are chosen.
     """
 
+    of_some_layers = True
     cadence = 1
     help = "how sure a router is"
     signals = {

@@ -16,6 +16,7 @@ class StaleRoutes(TapReading):
     `stale_share` is 0 where no older choice is known, as in the first steps, or where no playbook has asked for one.
     """
 
+    of_some_layers = True
     cadence = 1
     help = "how much older weights decide where tokens go"
     signals = {

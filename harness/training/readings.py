@@ -22,6 +22,7 @@ from harness.detectors.table import DETECTORS
 from harness.readings.base import (
     BatchReading,
     GradientReading,
+    ProbeReading,
     Reading,
     ReadingContext,
     ReadingSignal,
@@ -35,6 +36,7 @@ from harness.readings.base import (
 from harness.readings.table import READ_BY, READINGS
 from harness.storage.store import SIGNALS, Signal
 from harness.training.pack import Pack
+from harness.training.routing_probe import RouteProbe
 from harness.training.row_steps import PackStep
 
 Measure = Callable[[Tensor], Tensor]
@@ -171,10 +173,17 @@ class Readings:
         self._every = cadences(trial)
         known = ReadingContext(trial, pack.layout, pack.corpus.counts, pack.device) if self._every else None
         self._readings: dict[str, Reading] = {name: READINGS[name](known) for name in self._every} if known else {}
+        names = set(pack.model.taps.names)
+        self._at = {  # the taps that this model has
+            name: [tap for tap in reading.taps(reading.depth) if not reading.of_some_layers or tap in names]
+            for name, reading in self._readings.items()
+            if isinstance(reading, TapReading)
+        }
         self._residual, scores = residual_taps(trial.model.depth), score_taps(trial.model.depth)
         self._scores = scores if set(scores) <= set(pack.model.taps.names) else []
         self._due: list[str] = []
         self._before: Tensor | None = None
+        self._probe: RouteProbe | None = None
         self._wants_scores = self._has_scores = False
 
     def due(self, pack_step: PackStep) -> tuple[list[str], bool]:
@@ -201,8 +210,8 @@ class Readings:
         self._has_scores = bool(self._scores) and is_wanted
         wanted: dict[str, list[Measure]] = {name: [rms] for name in self._residual}
         wanted |= {name: [largest] for name in self._scores if is_wanted}
-        for _, reading in self._those(TapReading):
-            for name in reading.taps(reading.depth):
+        for reading_name, reading in self._those(TapReading):
+            for name in self._at[reading_name]:
                 measures = wanted.setdefault(name, [])
                 if reading.measure not in measures:
                     measures.append(reading.measure)
@@ -223,8 +232,13 @@ class Readings:
     def learned(self) -> None:
         """Gradients are there, as they are before clipping."""
         for name, reading in self._those(TapReading):
-            values = [self._tapped.values(tap, reading.measure) for tap in reading.taps(reading.depth)]
-            self._keep(name, reading.joined(self._pack.ranks.of_all(torch.stack(values, 1)).unbind(1)))
+            there = self._at[name]
+            values = [self._tapped.values(tap, reading.measure) for tap in there]
+            of_taps = dict(zip(there, self._pack.ranks.of_all(torch.stack(values, 1)).unbind(1), strict=True))
+            if len(there) < len(wanted := reading.taps(reading.depth)):
+                nothing = torch.full_like(of_taps[there[0]], torch.nan)
+                of_taps = {tap: of_taps.get(tap, nothing) for tap in wanted}
+            self._keep(name, reading.joined([of_taps[tap] for tap in wanted]))
         for name, of_gradients in self._those(GradientReading):
             self._keep(name, of_gradients.read(self._pack.gradients))
         if any(reading.compares for _, reading in self._those(StepReading)):
@@ -238,7 +252,12 @@ class Readings:
     def stepped(self) -> None:
         """The step is done."""
         for name, reading in self._those(StepReading):
-            self._keep(name, reading.read(self._before if reading.compares else None, self._pack.optimizer))
+            if isinstance(reading, ProbeReading) and self._before is not None:
+                self._probe = self._probe or RouteProbe(self._pack)
+                both = [self._probe.experts(weights) for weights in (self._before, self._pack.weights)]
+                self._keep(name, reading.compared(*both))
+            else:
+                self._keep(name, reading.read(self._before if reading.compares else None, self._pack.optimizer))
         self._before = None
 
     def shown(self, names: Collection[str]) -> dict[str, Tensor]:

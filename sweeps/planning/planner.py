@@ -202,12 +202,14 @@ def activation_elements(model: Model, vocabulary: int, checkpointing: bool = Fal
     width, drops, branches = model.width, model.dropout is not None, branches or branches_of(Trial(model))
     scaled = drops + (model.layer_scale is not None) + (model.init == "fixup")  # what each branch gives
     scaled += 3 * model.hypersphere  # which is turned, with the stream; the next branch reads what that gives
-    of_branches = (branch.kept() + scaled * width + kept_of_streams(model) for branch in branches)
-    block = sum(of_branches) + 4 * width  # with what is made on the way back
-    norms = (placement_norms(model, number, branches) for number in range(model.depth))
-    inside = sum(block + kept_by_norms(model, sum(norm.size for norm in of_block)) for of_block in norms)
+    each = [[branch.at(number) for branch in branches] for number in range(model.depth)]
+    of_blocks = [sum(one.kept() + scaled * width + kept_of_streams(model) for one in block) for block in each]
+    norms = [sum(norm.size for norm in placement_norms(model, number, branches)) for number in range(model.depth)]
+    # With what is made on the way back.
+    kept = [of_block + 4 * width + kept_by_norms(model, fed) for of_block, fed in zip(of_blocks, norms, strict=True)]
+    inside = sum(kept)
     if checkpointing:  # what each block reads, and one block three times: its values, gradients, unused room (measured)
-        inside = model.depth * model.residual_streams * width + 3 * inside // model.depth
+        inside = model.depth * model.residual_streams * width + 3 * max(kept)
     outside = width * (1 + 2 * has_final_norm(model) + 2 * model.embedding_norm + drops)
     outside += kept_at_the_end(model)
     return inside + outside + (2 + (model.output_cap is not None) + model.hypersphere) * vocabulary

@@ -23,7 +23,12 @@ SHAPE: dict[str, Any] = {
     "activation": "swiglu",
 }
 SHAPE |= {"block": {"channel_mixer": "moe"}}
-OF_EXPERTS = {"expert_output", "expert_share", "router_logits"}  # detectors that want a model with experts
+OF_EXPERTS = {
+    "expert_output",
+    "expert_share",
+    "router_logits",
+    "routing_flips",
+}  # detectors that want a model with experts
 OF_OTHERS = {*OF_EXPERTS, "policy_entropy", "policy_kl", "policy_mismatch", "policy_reward"}  # or a policy
 SIZES = {"experts": EXPERTS, "top": TOP, "hidden": HIDDEN, "balance": 0.0}
 

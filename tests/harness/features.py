@@ -139,6 +139,8 @@ OTHERS: dict[str, Fields] = {
     "experts": {"block": {"channel_mixer": "moe"}, "moe": {"bias_rate": 0.01, "router_z": 1e-3}},
     "experts by older weights": {"block": {"channel_mixer": "moe"}, "moe": {"lag": 2, "jitter": 0.1}},
     "experts by frozen weights": {"block": {"channel_mixer": "moe"}, "moe": {"routing": "frozen", "frozen_from": 1}},
+    "experts, dense first": {"block": {"channel_mixer": "moe"}, "moe": {"dense_first": 1, "bias_rate": 0.01}},
+    "experts, probed": {"block": {"channel_mixer": "moe"}, "signals": {"routing_probe": 2}},
     "experts, ranks": {
         "block": {"channel_mixer": "moe"},
         "moe": {"shared": 1, "capacity": 0.9},

@@ -28,9 +28,10 @@ def refused(trial: Trial) -> Iterator[str]:
     for place, kind in list(places.items())[1:]:
         if kind == places["token_mixer"]:
             yield f"block.{place}={kind}: stands in block.token_mixer already; allowed: another kind"
-    for kind in (kind for kind in BRANCHES if kind not in places.values()):
+    kinds = {branch.at(block).kind for branch in branches_of(trial) for block in range(trial.model.depth)}
+    for kind in (kind for kind in BRANCHES if kind not in kinds):
         where = " and ".join(f"block.{place}={kind}" for place, kind in places.items())
-        others = {name for place in places.values() for name in BRANCHES[place].fields}
+        others = {name for other in kinds for name in BRANCHES[other].fields}
         own = [name for name in BRANCHES[kind].fields if name not in others]
         read = {"model": own, **({kind: vars(trial.section(kind))} if kind in sections() else {})}
         for section, names in read.items():

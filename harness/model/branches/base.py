@@ -46,6 +46,10 @@ class Branch:
         """How many matrices it has, on which Fixup's sizes depend."""
         return sum(tensor.kind in MATRICES for tensor in self.tensors())
 
+    def at(self, block: int) -> Branch:
+        """What stands there in a block, by its number: itself, or one of another kind."""
+        return self
+
     def tensors(self) -> Iterator[ModelTensor]:
         """Its tensors by their last names: matrices, gains of norms, and the summands that Fixup has in it.
 

@@ -11,13 +11,19 @@ import torch
 from torch import Tensor
 
 from harness.basics.devices import on_cpu
-from harness.config import PER_TRIAL, STRUCTURAL, Model, Trial, choice, number, shown
-from harness.config.limits import MOST_STEPS
+from harness.config import Model, Trial, shown
 from harness.config.names import NEXT_BEST
 from harness.model.branches.base import Branch
-from harness.model.branches.feedforward import SWIGLU_CLAMP, feedforward_size, idle_without_fp8, refused_without_gate
+from harness.model.branches.feedforward import (
+    SWIGLU_CLAMP,
+    Feedforward,
+    feedforward_size,
+    idle_without_fp8,
+    refused_without_gate,
+)
 from harness.model.dropout import jittered
 from harness.model.layers import ACTIVATIONS, Activation, clamp_swiglu, is_beyond, linear
+from harness.model.moe_options import Options
 from harness.model.precision import FORMATS, Precision
 from harness.model.routing import (
     GATES,
@@ -39,78 +45,8 @@ from harness.model.stale_checks import idle_stale, is_stale, refused_stale
 from harness.model.tensors import Kind, ModelTensor
 from harness.model.tools import Tools
 
-MOST = 256  # experts
 CHOICE_BYTES = 2  # int16: the number of an expert that waits (harness/training/stale_routing.py)
 LOSSES = ("balance", "balance_sequence", "router_z")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The section `moe` of the recipe."""
-
-    experts: int = number(STRUCTURAL, 4, "experts that the router chooses among", low=1, high=MOST)
-    top: int = number(STRUCTURAL, 2, "experts that each token goes to", low=1, high=MOST)
-    shared: int = number(STRUCTURAL, 0, "experts beside them that every token goes to", low=0, high=MOST)
-    hidden: int | None = number(
-        STRUCTURAL,
-        None,
-        "hidden size of an expert; null: so that those of one token have as much as the dense part",
-        low=1,
-        high=2**20,
-    )
-    routing: str = choice(
-        STRUCTURAL,
-        "live",
-        "by what experts are chosen: the current weights, those of step frozen_from, or a hash of the token",
-        "live",
-        "frozen",
-        "hash",
-    )
-    frozen_from: int = number(
-        PER_TRIAL, 0, "with moe.routing=frozen: the step from which on its weights choose", low=0, high=MOST_STEPS
-    )
-    lag: int = number(
-        STRUCTURAL, 0, "steps before, of whose weights the choice is; 0: the current ones", low=0, high=64
-    )
-    stale: str = choice(
-        STRUCTURAL, "choice", "what is old with a lag: the choice, or its weights too", "choice", "weights"
-    )
-    stale_when: str = choice(
-        PER_TRIAL, "always", "at which steps a lag counts: all, or those for which a playbook asks", "always", "asked"
-    )
-    gate: str = choice(STRUCTURAL, "softmax", "scores of router logits", table="harness.model.routing:GATES")
-    weights: str = choice(
-        STRUCTURAL,
-        "renormalised",
-        "weights of the chosen experts: their scores over the sum of these, or as they are",
-        "renormalised",
-        "plain",
-    )
-    scale: float = number(PER_TRIAL, 1.0, "factor on the weights", above=0)
-    groups: int = number(STRUCTURAL, 1, "groups of experts, of which the best are looked at", low=1, high=MOST)
-    groups_kept: int = number(STRUCTURAL, 1, "groups that are looked at", low=1, high=MOST)
-    capacity: float | None = number(
-        STRUCTURAL,
-        None,
-        "room in each expert as a multiple of even loads, beyond which it drops tokens, the last ones; null: none does",
-        above=0,
-    )
-    jitter: float = number(
-        PER_TRIAL, 0.0, "what a router reads is multiplied by 1 - jitter to 1 + jitter in training", low=0, below=1
-    )
-    router_precision: str = choice(
-        STRUCTURAL, "fp32", "format of the router's product: that of the weights, or of products", "fp32", "products"
-    )
-    gate_alpha: float = number(
-        STRUCTURAL, 1.0, "a of g sigmoid(a g), the non-linearity of a gate; gpt-oss: 1.702", above=0
-    )
-    up_offset: float = number(STRUCTURAL, 0.0, "what is added to the linear part of a gated expert; gpt-oss: 1")
-    balance: float = number(PER_TRIAL, 0.01, "weight of the balance loss over the batch", low=0)
-    balance_sequence: float = number(PER_TRIAL, 0.0, "weight of the balance loss within each sequence", low=0)
-    bias_rate: float = number(
-        PER_TRIAL, 0.0, "by how much a bias on scores moves after a step, towards even loads; 0: there is none", low=0
-    )
-    router_z: float = number(PER_TRIAL, 0.0, "weight of the mean squared log-sum-exp of router logits", low=0)
 
 
 @dataclass(frozen=True)
@@ -127,6 +63,9 @@ class Moe(Branch):
     @property
     def is_normed(self) -> bool:
         return self.model.feedforward_norm
+
+    def at(self, block: int) -> Branch:
+        return self if block >= self.options.dense_first else Feedforward("feedforward", self.model)
 
     @property
     def activation(self) -> Activation:
@@ -199,6 +138,9 @@ class Moe(Branch):
         c, o = trial.model, self.options
         if o.top > o.experts:
             yield f"moe.top={o.top}: more than moe.experts={o.experts}; allowed: 1 to {o.experts}"
+        if o.dense_first >= c.depth:
+            why = f"none of model.depth={c.depth} blocks has experts"
+            yield f"moe.dense_first={o.dense_first}: {why}; allowed: 0 to {c.depth - 1}"
         if o.experts % o.groups:
             yield f"moe.groups={o.groups}: does not divide moe.experts={o.experts}; allowed: a divisor of it"
         elif o.groups > 1 and o.experts // o.groups < 2:

@@ -48,7 +48,8 @@ class SOAP(Adam):
     Vectors take Adam's steps, from the second on. Epsilon is added to the root of the second moment as it is, not
     as corrected. Not on a CPU, the host waits once a step, to know whose bases are due. No rule of muP is known for
     it: it takes AdamW's rates, under which what a step changes falls with the width in the first steps, where
-    AdamW's does not (tests/harness/test_coordinate_check.py).
+    AdamW's does not (tests/harness/test_coordinate_check.py). Where gradients have not filled all directions of a
+    matrix, which eigenvectors belong to zero is rounding: there other kernels give other steps.
     """
 
     tensor_slots: ClassVar[Mapping[str, Callable[[ScaledTensor], int]]] = {
