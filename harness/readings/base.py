@@ -170,12 +170,11 @@ class StepReading(Reading):
 
 
 class ProbeReading(StepReading):
-    """Read of where a mixture of experts sends a batch that stays the same, with the weights before a step and after.
+    """Read of where a mixture of experts sends a batch that stays the same, as a step begins and when it is over.
 
     It takes two forward passes of its own (harness/training/routing_probe.py).
     """
 
-    compares = True
     of_some_layers: ClassVar[bool] = False
 
     @classmethod

@@ -15,7 +15,7 @@ from harness.readings.base import ProbeReading, ReadingContext, ReadingSignal
 
 
 class RoutingProbe(ProbeReading):
-    """Of the batch of step 0, as its router chooses with the weights before a step and after it.
+    """Of the batch of step 0, as its router chooses with the weights as a step begins and when it is over.
 
     So what changes is the model alone, and not the text. A token counts where any of its experts is another one. A bias
     on scores (`moe.bias_rate`) is that of after the step in both.

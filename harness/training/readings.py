@@ -183,6 +183,7 @@ class Readings:
         self._scores = scores if set(scores) <= set(pack.model.taps.names) else []
         self._due: list[str] = []
         self._before: Tensor | None = None
+        self._at_begin: Tensor | None = None
         self._probe: RouteProbe | None = None
         self._wants_scores = self._has_scores = False
 
@@ -203,6 +204,7 @@ class Readings:
         self._due, self._wants_scores = self.due(pack_step)
         for _, reading in self._those(StepReading):
             reading.begun(self._pack.optimizer)
+        self._at_begin = self._pack.weights.clone() if self._those(ProbeReading) else None
 
     def begin(self, batch_RxBxx: Tensor) -> None:
         """Be ready for their passes."""
@@ -252,13 +254,13 @@ class Readings:
     def stepped(self) -> None:
         """The step is done."""
         for name, reading in self._those(StepReading):
-            if isinstance(reading, ProbeReading) and self._before is not None:
+            if isinstance(reading, ProbeReading) and self._at_begin is not None:
                 self._probe = self._probe or RouteProbe(self._pack)
-                both = [self._probe.experts(weights) for weights in (self._before, self._pack.weights)]
+                both = [self._probe.experts(weights) for weights in (self._at_begin, self._pack.weights)]
                 self._keep(name, reading.compared(*both))
             else:
                 self._keep(name, reading.read(self._before if reading.compares else None, self._pack.optimizer))
-        self._before = None
+        self._before = self._at_begin = None
 
     def shown(self, names: Collection[str]) -> dict[str, Tensor]:
         """What was read of these signals at this step so far."""
