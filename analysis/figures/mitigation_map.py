@@ -196,7 +196,7 @@ def _draw_cells(panel: Axes, comparison: Comparison, column: Columns, top: float
         colour = _colour(gain[index], column, told[index])
         look: dict[str, Any] = {"facecolor": colour, **(BASELINE_EDGE if is_baseline else CELL_EDGE)}
         look = MISSING if value == NOTHING else look
-        panel.add_patch(Rectangle((x, y), column.cell, ROW, **look))
+        panel.add_patch(Rectangle((x, y), column.cell, ROW, clip_on=False, **look))
         is_dark = value != NOTHING and np.dot(colour, (0.299, 0.587, 0.114)) < 0.5
         weight = "bold" if told[index] or is_baseline else "normal"
         middle = x + column.cell / 2, y + ROW / 2

@@ -21,6 +21,7 @@ from harness.guards.playbook import goes_back, waits
 from harness.loop.graphs import may_replay
 from harness.loop.loop import train
 from harness.memory.allocations import Allocations
+from harness.model.branches import branches_of
 from harness.model.precision import FORMATS
 from harness.optim.clippers import CLIPPERS
 from harness.policy.proxy import fit_bytes
@@ -132,8 +133,8 @@ def _footprint(trial: Trial) -> Footprint:
 
 def _shallow(trial: Trial) -> tuple[int, int]:
     """Depths from which those of deeper models follow: behind the blocks that are not as the others."""
-    is_mixed = trial.section("block").channel_mixer == "moe"
-    others = trial.section("moe").dense_first if is_mixed else 0
+    kinds = [[branch.at(block).kind for branch in branches_of(trial)] for block in range(trial.model.depth)]
+    others = sum(kind != kinds[-1] for kind in kinds)
     return SHALLOW[0] + others, SHALLOW[1] + others
 
 

@@ -82,16 +82,15 @@ class TapReading(Reading):
 
     @classmethod
     def missing(cls, trial: Trial) -> str:
-        there, wanted = tap_shapes(trial.model, 1, 1, branches_of(trial)), cls.taps(trial.model.depth)
-        lacking = [tap for tap in wanted if tap not in there]
-        is_there = not lacking or (cls.of_some_layers and len(lacking) < len(wanted))
-        return "" if is_there else f"this model has no {lacking[0]}"
+        there = cls.layers(trial)
+        if all(there) or (cls.of_some_layers and any(there)):
+            return ""
+        return f"this model has no {cls.taps(trial.model.depth)[there.index(False)]}"
 
     @classmethod
     def layers(cls, trial: Trial) -> list[bool]:
-        """Whether each layer of a trial's model has what is read."""
-        there = tap_shapes(trial.model, 1, 1, branches_of(trial))
-        return [tap in there for tap in cls.taps(trial.model.depth)]
+        """Whether each layer of a trial's model has what is read; of taps that are of no layer, whether it has them."""
+        return are_there(trial, cls.taps(trial.model.depth))
 
     def measure(self, x: Tensor) -> Tensor:
         """Of the activations that pass at once, [r, ...]: numbers of each row, [r, ...]. It changes none of them."""
@@ -271,6 +270,17 @@ def shown_of_groups(name: str, units: str, long_name: str) -> dict[str, ReadingS
     layers = {f"layer_{name}": ReadingSignal(("layer",), units, f"{long_name} of a layer")}
     outer = {f"{part}_{name}": ReadingSignal((), units, f"{long_name} of the {part}") for part in ("embedding", "head")}
     return layers | outer
+
+
+def are_there(trial: Trial, taps: Sequence[str]) -> list[bool]:
+    """Whether a trial's model has each of these taps."""
+    there = tap_shapes(trial.model, 1, 1, branches_of(trial))
+    return [tap in there for tap in taps]
+
+
+def router_taps(depth: int) -> list[str]:
+    """The logits of the layers' routers."""
+    return [f"blocks.{layer}.moe.logits" for layer in range(depth)]
 
 
 def residual_taps(depth: int) -> list[str]:

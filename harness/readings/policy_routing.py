@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.policy.step_measures import ROUTES_TAP
-from harness.readings.base import PolicyReading, ReadingSignal
+from harness.readings.base import PolicyReading, ReadingContext, ReadingSignal, are_there, router_taps
 
 
 class PolicyRoutingReading(PolicyReading):
@@ -23,13 +23,14 @@ class PolicyRoutingReading(PolicyReading):
         ),
     }
 
+    def __init__(self, known: ReadingContext):
+        super().__init__(known)
+        self._is_there = torch.tensor(are_there(known.trial, router_taps(self.depth)), device=known.device)
+
     @classmethod
     def lacks(cls, trial: Trial) -> str:
         mixer = trial.section("block").channel_mixer
         return "" if mixer == "moe" else f"block.channel_mixer={mixer} has no experts"
 
     def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
-        trial = self.known.trial
-        dense = trial.section("moe").dense_first  # blocks without experts, which come first
-        is_there = torch.arange(trial.model.depth, device=values[0].device) >= dense
-        return {"routing_flips": torch.where(is_there, values[0][0, 0], torch.nan)}
+        return {"routing_flips": torch.where(self._is_there, values[0][0, 0], torch.nan)}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.model import sums
 from harness.model.routing import GATES, TINY
-from harness.readings.base import ReadingSignal, TapReading, each_log, mean_of_ranks
+from harness.readings.base import ReadingSignal, TapReading, each_log, mean_of_ranks, router_taps
 
 
 class RouterScores(TapReading):
@@ -31,7 +31,7 @@ class RouterScores(TapReading):
 
     @classmethod
     def taps(cls, depth: int) -> Sequence[str]:
-        return [f"blocks.{layer}.moe.logits" for layer in range(depth)]
+        return router_taps(depth)
 
     def measure(self, x: Tensor) -> Tensor:
         options = self.known.trial.section("moe")

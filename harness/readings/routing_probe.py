@@ -9,9 +9,7 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.model import sums
-from harness.model.branches import branches_of
-from harness.model.outline import tap_shapes
-from harness.readings.base import ProbeReading, ReadingContext, ReadingSignal
+from harness.readings.base import ProbeReading, ReadingContext, ReadingSignal, are_there, router_taps
 
 
 class RoutingProbe(ProbeReading):
@@ -38,8 +36,7 @@ class RoutingProbe(ProbeReading):
 
     @classmethod
     def layers(cls, trial: Trial) -> list[bool]:
-        there = tap_shapes(trial.model, 1, 1, branches_of(trial))
-        return [f"blocks.{layer}.moe.logits" in there for layer in range(trial.model.depth)]
+        return are_there(trial, router_taps(trial.model.depth))
 
     def __init__(self, known: ReadingContext):
         super().__init__(known)

@@ -28,7 +28,7 @@ from tests.harness.optimizing import (
     without,
 )
 
-# Those that test_optimizers_others.py has.
+# Those that test_optimizers_others.py and test_optimizers_soap.py have.
 OF_OTHERS = ("adamc", "ademamix", "cautious_adamw", "mars", "muon", "schedule_free", "soap")
 
 

@@ -13,7 +13,7 @@ from harness.config import ConfigError
 from harness.testing import engine
 from harness.training.config_checks import check_trial
 from harness.training.pack import Pack
-from tests.harness.experts import EXPERTS, TOP, mixed
+from tests.harness.experts import TOP, mixed
 
 FIELDS: dict[str, Any] = {"depth": 2, "steps": 6, "batch": 4, "lr": 0.1, "precision": "fp64"}
 READ = {"signals": {"routing_probe": 1}}
@@ -96,4 +96,3 @@ def test_what_it_takes() -> None:
         check_trial(engine.trial(signals={"routing_probe": 1}))
     with pytest.raises(ConfigError, match="signals.routing_probe=0 never reads; allowed: signals.routing_probe >= 1"):
         check_trial(mixed({}, **FIELDS, detect={"name": "routing_flips"}))
-    assert EXPERTS > TOP
