@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from hashlib import blake2b
 
 import numpy as np
 from scipy.special import bdtrc
 
 from analysis.again.batches import BatchReader
 from harness.config import ConfigError
-from harness.incidents.batches_ahead import limits_of
+from harness.config.limits import MOST_AGAIN
+from harness.incidents.batches_ahead import Earlier, limits_of
 
 RARE, REPEATED, AGAIN = "rare", "repeated", "again"  # far rarer tokens, far more repeated pairs, or an earlier batch
 BY_CHANCE = 0.01  # of batches: where sequences meet more often by chance, the text is not looked through for it
 STRETCH = "stretch"  # half of its sequences or more are one stretch of the text, as those of a long document are
-RECENT = 64  # steps back over which a batch may come again
-MOST_AGAIN = 0.1  # of the batches; where more come again, that is how the run reads
 BLOCK = 100  # steps whose batches are compared with one another, and with those of as many before and after
 MOST_TOKENS = 2**28  # of a run; beyond that its batches are not looked through, which would take minutes
 
@@ -31,14 +29,12 @@ def odd_batches(reading: BatchReader, steps: int) -> dict[int, str]:
     with contextlib.suppress(ConfigError):
         if steps * reading.batch(0).size > MOST_TOKENS:
             return {}
-        seen: dict[bytes, int] = {}
+        earlier = Earlier()
         for step in range(steps):
             batch = reading.batch(step)
             scores[step] = reading.rarity(batch), reading.repetition(batch)
-            digest = blake2b(batch.tobytes(), digest_size=16).digest()
-            if batch.size and step - seen.get(digest, -RECENT - 1) <= RECENT:
+            if earlier.has(batch, step):
                 same[step] = AGAIN
-            seen[digest] = step
             if is_stretch(reading, batch):
                 stretches[step] = STRETCH
     if len(same) > MOST_AGAIN * steps:  # a short text, which comes again each epoch

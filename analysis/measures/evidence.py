@@ -15,10 +15,11 @@ import numpy as np
 import xarray as xr
 
 from analysis.again.batches import BatchReader
-from analysis.again.odd_batches import MOST_AGAIN, RECENT, is_stretch
+from analysis.again.odd_batches import is_stretch
 from analysis.measures.anomalies import ODD, RATE_RATIO, TrialSignals, rate_ratio, usual
 from analysis.measures.incidents import Incident
 from analysis.reading.incident_log import number
+from harness.config.limits import MOST_AGAIN, RECENT_BATCHES
 from harness.detectors.windows import MAD_TO_STD
 
 BACK, GAP = 12, 4
@@ -233,7 +234,7 @@ def _largest_layer(layers: np.ndarray, step: int) -> tuple[float, int]:
 def _batches(reading: BatchReader, begin: int) -> dict[str, Any]:
     """Of the onset's batch and those after it, against those before."""
     first = max(0, begin - BATCHES)
-    steps = range(max(0, begin - RECENT), min(begin + AHEAD, reading.trial.steps))
+    steps = range(max(0, begin - RECENT_BATCHES), min(begin + AHEAD, reading.trial.steps))
     batches = {step: reading.batch(step) for step in steps}
     near = [step for step in steps if step >= first]
     rarity = np.array([reading.rarity(batches[step]) for step in near])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import pandas as pd
 
 from analysis.measures.playbooks import NOTHING, by_fault, is_oracle, playbooks
 from analysis.measures.verdicts import verdict_table, verdicts
 from analysis.reading.open_sweep import open_sweep
 from analysis.reading.selection import with_company
 from analysis.reports.printed import table_lines
+from harness.basics.printing import count
 from harness.config import ConfigError
 
 SHARES = ("kept", "kept_low", "kept_high", "ended")
@@ -37,7 +40,17 @@ def told_playbooks(out: Path, per_hour: float | None = None, wheres: Sequence[st
     found = verdicts(out)
     found = found[found["trial"].isin(sweep["trial"].values)]
     if len(found):
-        right = (found["truth"] == found["verdict"]).sum()
-        lines += ["", f"Steps that were run again: {right} of {len(found)} verdicts are right; truths down."]
-        lines += table_lines(verdict_table(found))
+        lines += ["", *_of_verdicts(found), *table_lines(verdict_table(found))]
     return lines
+
+
+def _of_verdicts(found: pd.DataFrame) -> Iterator[str]:
+    is_right = found["truth"] == found["verdict"]
+    yield f"Steps that were run again: {is_right.sum()} of {len(found)} verdicts are right; truths down."
+    late = int((~found["in_reach"]).sum())
+    if late:
+        yield (
+            f"{count(late, 'alarm')} came when the fault was over, in none of the steps that were run again; of these"
+            f" {is_right[~found['in_reach']].sum()} were found to be right. With all of them counted as wrong:"
+            f" {is_right[found['in_reach']].sum()} of {len(found)}."
+        )

@@ -23,6 +23,9 @@ STEEPEST = 100.0  # exponent of Zipf's law; already at half of that no text has 
 ODD_BATCH = 7.0
 RARER = 0.3
 MORE_REPEATED = 0.1
+# Or it is, token for token, one of so many before it; where a larger share of batches is, that is how the run reads.
+RECENT_BATCHES = 64
+MOST_AGAIN = 0.1
 
 KEPT_EVENTS = 64  # of a trial; a fault that lasts for the whole run would fill the store otherwise
 SEGMENTS = 64  # of the held-out text, at most: each has a loss of its own, from which the error of their mean is known

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
+from harness.config.limits import MORE_REPEATED, MOST_AGAIN, ODD_BATCH, RARER, RECENT_BATCHES
 from harness.data.screening import Scores
 from harness.detectors.windows import MAD_TO_STD
 from harness.training.pack import Pack
@@ -19,7 +20,7 @@ HIGH, BEYOND = 0.9, 4.0  # a quantile, and times its distance from the median: s
 
 
 def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, most: int) -> int:
-    """How many batches from that of `step` on are unlike those before, by their tokens alone.
+    """How many batches from that of `step` on are unlike those before, or one of them again, by their tokens alone.
 
     0: it is an ordinary one, or there are more than `most`, or what is read is no text. The host waits for the device.
     """
@@ -32,6 +33,7 @@ def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, 
     injector = fault_schedule.armed[trial] if fault_schedule.is_of_data(trial) else None
     memory = deepcopy(dict(injector.memory)) if injector else {}
     usual: list[tuple[float, float]] = []
+    earlier, again = Earlier(), 0
     try:
         for position in range(first, planned + most + 1):
             batch = pack.objective.batch(position)[row].clone()
@@ -43,14 +45,29 @@ def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, 
             if injector and strikes:
                 injector.visit(SiteCall(Site.BATCH, position, {"batch": batch}, is_look=True))
             values = float(scores.rarity(batch).mean()), float(scores.repetition(batch).mean())
+            is_again = earlier.has(batch.cpu().numpy(), position)
             if position < planned:
                 usual.append(values)
-            elif not is_odd(values, usual):
+                again += is_again
+            elif not (is_odd(values, usual) or (is_again and again <= MOST_AGAIN * len(usual))):
                 return position - planned
     finally:
         if injector:
             injector.recall(memory)
     return 0
+
+
+class Earlier:
+    """Which batches of a run were read before, token for token, and when last."""
+
+    def __init__(self) -> None:
+        self._steps: dict[bytes, int] = {}
+
+    def has(self, batch: np.ndarray, step: int) -> bool:
+        """Whether this batch was that of one of the `RECENT_BATCHES` steps before; it is known from now on."""
+        digest = blake2b(batch.tobytes(), digest_size=16).digest()
+        before, self._steps[digest] = self._steps.get(digest), step
+        return batch.size > 0 and before is not None and step - before <= RECENT_BATCHES
 
 
 def is_odd(values: tuple[float, float], usual: Sequence[tuple[float, float]]) -> bool:

@@ -102,6 +102,26 @@ def test_a_batch_is_odd_by_its_tokens_alone(fault: type[BatchFault], duration: i
     assert fault_schedule.strikes == [0, 0] and odd_batches(pack, fault_schedule, 1, 3, 8) == 0
 
 
+def test_a_batch_that_is_an_earlier_one_again_is_odd() -> None:
+    golden = trial(seed=1, batch=8, context=32, **(OWN | {"steps": 60}), data=Data(source="stdlib"))
+    faulty = struck(golden, DuplicatedBatch(start=40, duration=5))
+    pack, fault_schedule = pack_of([golden, faulty]), FaultSchedule([None, injector_of(faulty)])
+    assert [odd_batches(pack, fault_schedule, 1, step, 8) for step in (39, 40, 44)] == [0, 5, 1]
+    long = FaultSchedule([None, injector_of(struck(golden, DuplicatedBatch(start=30, duration=20)))])
+    assert [odd_batches(pack, long, 1, step, 8) for step in (33, 42)] == [0, 0], (
+        "more than eight, and more than a tenth"
+    )
+
+
+def test_batches_of_a_short_text_that_come_again_are_ordinary() -> None:
+    golden = trial(seed=1, batch=1, context=256, **(OWN | {"steps": 60}), data=Data(source="zipf", length=560, validation=0.5))
+    pack = pack_of([golden])
+    batches = [pack.objective.batch(step)[0].tolist() for step in range(60)]
+    again = [step for step in range(60) if batches[step] in batches[:step]]
+    assert len(again) > 20, "or it shows nothing"
+    assert [odd_batches(pack, FaultSchedule([None]), 0, step, 8) for step in range(30, 60)] == [0] * 30
+
+
 def test_a_look_at_batches_leaves_a_fault_its_memory() -> None:
     golden = trial(seed=1, **OWN)
     faulty = struck(golden, DuplicatedBatch(start=START, duration=1))

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,6 +209,42 @@ def test_verdicts_are_held_against_the_faults(tmp_path: Path) -> None:
     table = verdict_table(verdicts(tmp_path / "out")).set_index("truth")
     assert table.loc["transient", "transient"] == table.loc["persistent", "persistent"] == 2
     assert (table["right"] == 1).all() and (table["low"] < 1).all()
+
+
+@pytest.mark.parametrize(
+    ("strikes", "period", "steps", "is_there"),
+    [
+        ((100, 1), 1, (100, 100), True),
+        ((100, 1), 1, (99, 102), True),  # what was run again began before it
+        ((100, 1), 1, (101, 101), False),  # it was over
+        ((100, 5), 1, (104, 104), True),
+        ((100, 5), 1, (105, 105), False),
+        ((100, 5), 4, (101, 103), False),  # steps between two strikes
+        ((100, 5), 4, (104, 110), True),
+        ((100, 4), 4, (104, 110), False),  # that would be its second strike
+        ((100, None), 1, (900, 900), True),
+        ((100, None), 7, (101, 106), False),
+    ],
+)
+def test_a_verdict_is_held_against_what_struck_in_the_steps_that_were_run_again(
+    tmp_path: Path, strikes: tuple[int, int | None], period: int, steps: tuple[int, int], is_there: bool
+) -> None:
+    """An alarm after a fault that is over is one of a step that was computed as it should be."""
+    start, duration = strikes
+    first, last = steps
+    fault = {"kind": "value", "name": "value", "start": start, "duration": duration, "period": period}
+    told = [{"step": last, "action": "re_execute", "to": first}]
+    told.append({"step": last, "action": "re_execute", "to": None, "detail": {"verdict": "transient"}})
+    earlier = [{"step": start - 1, "action": "re_execute", "to": start - 1, "detail": {}}]
+    earlier.append({"step": start - 1, "action": "re_execute", "to": None, "detail": {"verdict": "correct"}})
+    logs = [[{"step": start - 1, "last": last, "alarms": 2, "acts": earlier + told}]]
+    attributes = {"ids": ["one"], "golden": ["none"], "trials": [{"fault": fault}], "faults": [[]], "incidents": logs}
+    pack = SimpleNamespace(complete=True, path=tmp_path, attributes=attributes)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("analysis.measures.verdicts.read_packs", lambda out: [pack])
+        (found,) = verdicts(tmp_path).to_dict("records")
+    of_fault = "persistent" if duration is None else "transient"
+    assert found["in_reach"] is is_there and found["truth"] == (of_fault if is_there else "correct")
 
 
 def test_a_killed_sweep_with_rollbacks_ends_as_one_that_was_not(tmp_path: Path) -> None:
