@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.config import Trial, sections
-from harness.detectors.base import AFTER_THE_STEP, Detector
+from harness.config import Trial
+from harness.detectors.bank import DetectorBank, chosen_options, watched_by
 from harness.detectors.loop_signals import PER_RATE, RATE, STEP, UPDATE, has_new_rate, per_rate, stored
-from harness.detectors.table import DETECTORS
 from harness.model.formats import to_measure
 from harness.model.state import State
 from harness.readings.at_rest import SLOTS, AtRest
@@ -186,22 +185,13 @@ class Watch:
     def __init__(self, trial: Trial):
         self._waiting: list[SeenStep] = []
         self._tell: Callable[[int, Mapping[str, float]], None] = lambda step, said: None
-        name = trial.section("detect").name
-        self.names = [] if name == "none" else name.split("+")
+        options = chosen_options([trial])
+        self.names = list(options)
         self.state = State(1)
-        like = {
-            signal: torch.zeros(1, dtype=torch.float64) for name in self.names for signal in DETECTORS[name].watches
-        }
+        like = {signal: torch.zeros(1, dtype=torch.float64) for signal in watched_by(self.names)}
         like |= {signal: torch.zeros(1, 0, dtype=torch.float64) for signal in LAYERED if signal in like}
-        self._detectors: dict[str, Detector] = {}
-        for name in self.names:
-            key = f"detect.{name}"
-            options = trial.section(key) if key in sections() else None
-            self._detectors[name] = DETECTORS[name](f"detect_{name}", [options], like, self.state)
-        lagging = AFTER_THE_STEP.intersection(like)
-        lags = {name for name, detector in self._detectors.items() if AFTER_THE_STEP.intersection(detector.watches)}
-        self._is_lagging = {name: name in lags for name in self.names}
-        before = {name: self.state.add(f"before_{name}", like[name].clone()).used for name in sorted(lagging)}
+        self._bank = DetectorBank(options, like, self.state)
+        before = {name: self.state.add(f"before_{name}", like[name].clone()).used for name in self._bank.lagging}
         self._wanted = {RATE, *stored(list(before))}
         self._now = np.zeros((3, 1))
         shown = dict(zip(("loss", "grad_norm", STEP), torch.from_numpy(self._now), strict=True))
@@ -209,7 +199,7 @@ class Watch:
         # Rows of one run stay where they are, so they are written through NumPy, which takes less for a number.
         self._before = {name: values.numpy() for name, values in before.items()}
         self._has_before = self._added("has_before", torch.zeros(1, dtype=torch.bool))
-        self._is_known = self._added("is_known", torch.zeros(1, len(lagging), dtype=torch.bool))  # measured so far
+        self._is_known = self._added("is_known", torch.zeros(1, len(before), dtype=torch.bool))  # measured so far
         self._rates = self._added("rates", torch.full((1, 3), nan, dtype=torch.float64))  # of the last three steps
         self._usual = self._added("usual", torch.full((1, len(self.names)), nan, dtype=torch.float64))
 
@@ -255,15 +245,12 @@ class Watch:
         Not `is_judged`: its gradients overflowed under a dynamic loss scale, which is that one's to judge.
         """
         self._now[:, 0] = loss, norm, step
-        alarms, scores, is_late = {}, {}, False
-        is_new_rate, has_before = has_new_rate(*self._rates[0]), bool(self._has_before[0])
-        for name, detector in self._detectors.items():
-            if is_new_rate:
-                detector.see_new_rate(YES)
-            is_new = YES if is_judged and (has_before or not self._is_lagging[name]) else NO
-            is_alarm, score = detector.judge(self._values, is_new)
+        alarms, scores, is_late = dict.fromkeys(self.names, False), dict.fromkeys(self.names, nan), False
+        is_new, has_before = YES if is_judged else NO, YES if self._has_before[0] else NO
+        new_rate = YES if has_new_rate(*self._rates[0]) else None
+        for name, is_alarm, score, of_before in self._bank.judge(self._values, is_new, has_before, new_rate):
             alarms[name], scores[name] = bool(is_alarm), float(score)
-            is_late = is_late or (alarms[name] and bool(detector.late(is_alarm)))
+            is_late = is_late or bool(of_before)
         return alarms, scores, is_late
 
     def stepped(self, values: Mapping[str, float]) -> None:
@@ -286,8 +273,7 @@ class Watch:
         self._restart()
 
     def _restart(self) -> None:
-        for detector in self._detectors.values():
-            detector.restart(YES)
+        self._bank.restart(YES)
         self._has_before[0] = False
 
     def memory(self) -> dict[str, Tensor]:

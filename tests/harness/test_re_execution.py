@@ -114,7 +114,8 @@ def test_a_batch_that_is_an_earlier_one_again_is_odd() -> None:
 
 
 def test_batches_of_a_short_text_that_come_again_are_ordinary() -> None:
-    golden = trial(seed=1, batch=1, context=256, **(OWN | {"steps": 60}), data=Data(source="zipf", length=560, validation=0.5))
+    short = Data(source="zipf", length=560, validation=0.5)
+    golden = trial(seed=1, batch=1, context=256, **(OWN | {"steps": 60}), data=short)
     pack = pack_of([golden])
     batches = [pack.objective.batch(step)[0].tolist() for step in range(60)]
     again = [step for step in range(60) if batches[step] in batches[:step]]
