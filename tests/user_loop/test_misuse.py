@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,18 +27,27 @@ def hooks_of(model: nn.Module, *optimizers: Any) -> list[str]:
 # --- several attachments ------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def unused() -> Iterator[None]:
+    """A run that no step went through says so when it ends."""
+    with pytest.warns(UserWarning, match="attach: the loop never went through run.steps"):
+        yield
+
+
 def test_an_optimizer_is_attached_once_at_a_time() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
-    with attach(model, optimizer):
+    with unused(), attach(model, optimizer):
         words = r"optimizer=AdamW: is attached already, to a run that has not ended; allowed: run.close\(\) of that run"
         with pytest.raises(ConfigError, match=words):
             attach(model, optimizer)
         with pytest.raises(ConfigError, match=words):
             attach(model, [torch.optim.SGD(model[0].parameters(), 0.1), optimizer])
         other = net()
-        attach(other, torch.optim.AdamW(other.parameters())).close()
-    attach(model, optimizer).close()
+        with unused():
+            attach(other, torch.optim.AdamW(other.parameters())).close()
+    with unused():
+        attach(model, optimizer).close()
     assert hooks_of(model, optimizer) == []
     with pytest.raises(ConfigError, match="optimizer: the same one stands in the list twice; allowed: each once"):
         attach(model, [optimizer, optimizer])
@@ -49,7 +60,8 @@ def test_a_run_that_was_lost_is_detached() -> None:
     attach(model, optimizer, recover="repair")
     assert hooks_of(model, optimizer) and attach.detach(optimizer)
     assert hooks_of(model, optimizer) == [] and not attach.detach(optimizer)
-    attach(model, optimizer).close()
+    with unused():
+        attach(model, optimizer).close()
 
 
 # --- half-way ------------------------------------------------------------------------------------------------------
@@ -75,7 +87,8 @@ def test_nothing_stays_of_what_failed_half_way(options: dict[str, Any], words: s
     with pytest.raises(ConfigError, match=words):
         attach(model, optimizer, **options)
     assert hooks_of(model, optimizer) == []
-    attach(model, optimizer).close()
+    with unused():
+        attach(model, optimizer).close()
 
 
 def test_frozen_parameters_in_the_optimizer_are_no_error() -> None:
