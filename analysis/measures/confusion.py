@@ -79,7 +79,7 @@ OF_SITE = {
     "activation_gradient": GRADIENT,
     "learning_rate": RATE,
     "loss_scale": FORMAT,
-    **dict.fromkeys(("sampler_weight", "reward", "advantage"), UNKNOWN),
+    **dict.fromkeys(("buffer", "sampler_weight", "reward", "advantage"), UNKNOWN),
 }
 
 

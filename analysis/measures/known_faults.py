@@ -19,6 +19,7 @@ from harness.objectives.outcome import NON_FINITE
 
 FAMILIES = {
     "weight": "weights",
+    "buffer": "buffers",
     "activation": "activations",
     "activation_gradient": "gradients",
     "gradient": "gradients",

@@ -16,6 +16,7 @@ class Site(StrEnum):
     LEARNING_RATE = "learning_rate"  # {"learning_rate": []}
     BATCH = "batch"  # {"batch": [B, T + 1] token ids}, as loaded: before sequences are dropped, and batches cut
     WEIGHT = "weight"  # each tensor of the model, before it is read
+    BUFFER = "buffer"  # what a model keeps and no gradient trains, before it is read: biases that balance experts
     SAMPLER_WEIGHT = "sampler_weight"  # each tensor of the sampler's copy of the model, before a rollout (a policy)
     REWARD = "reward"  # {"reward": [B]} of the completions of a rollout, before the penalty and the group's mean
     ADVANTAGE = "advantage"  # {"advantage": [B]} of the completions of a rollout; with a critic, [B, T] of their tokens

@@ -22,6 +22,7 @@ from harness.model.outline import route_shapes, struck_shapes
 from harness.model.scaling import tensor_table
 from harness.model.tensors import ModelTensor
 from harness.optim.optimizers import OPTIMIZERS
+from harness.optim.router_bias import RouterBias
 from harness.optim.schedules import rates_of, warmup_steps
 from harness.policy.sizes import prompt_tokens, trained_sequences
 
@@ -47,6 +48,8 @@ class Facts:
     moment_1. `formats` are the number formats in which tensors are held, by site and name (`formats_of`); gradients and
     updates have those of `weight`, gradients of activations those of `activation`. What is left out is held in fp32,
     and in fp64 with the `precision` of that name.
+
+    `buffers` are arrays that the model keeps and no gradient trains, by name and shape.
 
     A batch has `batch` sequences of `context` tokens. The learning rate of a step is `rate(step)`, and `peak` after a
     warm-up of `warmup` steps. `tokens` is the training text [N], and `token_counts` says how often each token of the
@@ -77,6 +80,7 @@ class Facts:
     shape: Mapping[str, Any] = field(default_factory=dict)
     routes: Shapes = field(default_factory=dict)
     experts: int = 0
+    buffers: Shapes = field(default_factory=dict)
     completions: int = 0
     advantages: int = 1
     updates: int = 1
@@ -174,6 +178,7 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
         shape=shape,
         routes={} if train.checkpointing else route_shapes(model, sequences, branches),  # else chosen again
         experts=max(branch.destinations for branch in branches),
+        buffers=RouterBias.shapes(trial),
         **_of_policy(trial),
     )
 

@@ -76,6 +76,7 @@ class Passes:
         pack, recorder, strike, here = self.pack, self.recorder, self.strike, fed.here
         recorder.begun(pack_step)
         strike(Site.WEIGHT, pack_step, partial(pack.tensors, pack.weights))
+        strike(Site.BUFFER, pack_step, pack.buffers)
         strike(Site.LOSS_SCALE, pack_step, pack.loss_scale.shown)
 
         pack.know_weights(here)

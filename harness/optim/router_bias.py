@@ -22,6 +22,7 @@ class RouterBias:
     """
 
     part = "moe.bias_rate"
+    names = "blocks.{}.moe.correction_bias"  # as faults know them, by layer (DeepSeek: e_score_correction_bias)
 
     def __init__(self, model: Model, experts: int, state: State, like: Tensor, taps: Taps):
         """`like` has a row for each slot of the pack."""
@@ -42,6 +43,18 @@ class RouterBias:
         rates = [trial.section("moe").bias_rate for trial in trials]
         self._rate = torch.tensor(rates, dtype=torch.float64).to(bias)[:, None, None]
         self._loads = bias.new_zeros(len(trials), *self._shape)
+
+    @classmethod
+    def shapes(cls, trial: Trial) -> dict[str, tuple[int, ...]]:
+        """The biases of a trial, by name: those of blocks with experts, none without."""
+        if not cls.is_on(trial):
+            return {}
+        options, depth = trial.section("moe"), trial.model.depth
+        return {cls.names.format(layer): (options.experts,) for layer in range(options.dense_first, depth)}
+
+    def buffers(self, row: int) -> dict[str, Tensor]:
+        """Views of those of a row, [E] each, by name; those of dense blocks too, which nothing reads."""
+        return {self.names.format(layer): bias for layer, bias in enumerate(self._bias.used[row])}
 
     def of(self, layer: int, rows: slice) -> Tensor:
         """That of a layer's experts in these rows, [r, 1, E]."""

@@ -110,12 +110,18 @@ class NamedTensors:
         return shapes_of(self.trained)
 
     @property
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every buffer that has a number format."""
+        return shapes_of(self.buffers)
+
+    @property
     def formats(self) -> dict[str, dict[str, str]]:
-        """The number formats of weights and of what the optimizers keep, as `Facts.formats` has them."""
+        """The number formats of weights, buffers and what the optimizers keep, as `Facts.formats` has them."""
         rate = self.groups[0].get("lr")
         of_rate = FORMAT_OF.get(rate.dtype, "fp64") if isinstance(rate, Tensor) else "fp64"
         slots = {slot: formats_of(named) for slot, named in self.slots().items()}
-        return {"weight": formats_of(self.owned), **slots, "learning_rate": {"learning_rate": of_rate}}
+        held = {"weight": formats_of(self.owned), "buffer": formats_of(self.buffers)}
+        return {**held, **slots, "learning_rate": {"learning_rate": of_rate}}
 
     @property
     def owned_shapes(self) -> dict[str, tuple[int, ...]]:

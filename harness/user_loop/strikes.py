@@ -109,14 +109,21 @@ class LoopStrikes:
             raise ConfigError(f"fault.kind={one.fault.kind}: {why}; allowed: attach(facts={{{lacking[0]!r}: ...}})")
 
     def _tensors_for(self, fault: InjectableFault) -> Shapes:
-        """Those among which it is: the trained ones, or, where none of them fits, frozen ones that an optimizer has."""
+        """Those among which it is: buffers, if these are its site; else weights.
+
+        These are the trained ones, or, where none of them fits, frozen ones that an optimizer has.
+        """
+        if getattr(fault, "site", None) == Site.BUFFER:
+            if not (buffers := self._places.buffer_shapes):
+                raise ConfigError("fault.site=buffer: this model keeps none; allowed: another site")
+            return buffers
         trained, owned, pattern = self._places.shapes, self._places.owned_shapes, getattr(fault, "tensor", "*")
         is_frozen = not fnmatch.filter(trained, pattern) and fnmatch.filter(owned, pattern)
         return owned if is_frozen else trained
 
     def _check_format(self, one: ScheduledFault) -> None:
         """Refuse what numbers of the model's own format do not have."""
-        facts = Facts(1, one.tensors, formats=self._places.formats)
+        facts = Facts(1, one.tensors, formats=self._places.formats, buffers=self._places.buffer_shapes)
         one.fault = one.fault.in_own_format(facts)
         if reasons := list(one.fault.wrong_format(facts)):
             raise ConfigError(*reasons)
@@ -160,6 +167,7 @@ class LoopStrikes:
             optimizer=type(places.optimizers[0]).__name__,
             precision="fp64" if places.is_double else "fp32",
             formats=places.formats,
+            buffers=places.buffer_shapes,
             has_loss_scale=has_loss_scale,
             ranks=self._ranks.size,
             shape=places.shape_key,

@@ -37,8 +37,9 @@ def ruin(tensors: Mapping[str, Tensor]) -> None:
 # --- 1: control equals nothing --------------------------------------------------------------------------------------
 
 
-OF_OTHERS = (Site.BEFORE_UPDATE, Site.LOSS_SCALE, Site.SAMPLER_WEIGHT, Site.REWARD, Site.ADVANTAGE)
-SITES = [site for site in Site if site not in OF_OTHERS]  # those of policies: tests/injectors/test_rewards.py
+OF_OTHERS = (Site.BEFORE_UPDATE, Site.LOSS_SCALE, Site.SAMPLER_WEIGHT, Site.REWARD, Site.ADVANTAGE, Site.BUFFER)
+# Those of policies: tests/injectors/test_rewards.py; buffers: tests/injectors/test_buffers.py.
+SITES = [site for site in Site if site not in OF_OTHERS]
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from harness.config import Fault
+from harness.config.names import Site
 from harness.testing.faults import START
 from injectors import value
 from sweeps.compose.arguments import config_loader
@@ -22,7 +23,7 @@ OF_EXPERTS = {
 }  # in test_routing.py
 OF_POLICIES = {"late_reward", "shifted_advantage", "flipped_reward", "stuck_reward", "sampler_bit"}
 """In test_rewards.py."""
-SITES = tuple(site for site in value.SITES if site not in value.OF_POLICIES)
+SITES = tuple(site for site in value.SITES if site not in (*value.OF_POLICIES, Site.BUFFER))
 OF_EXPERTS |= {"large_expert"}  # a value that is scaled, of a tensor that others lack
 
 
