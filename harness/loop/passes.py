@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.incidents.guard_runner import GuardRunner
+from harness.optim.after_step import buffers_of
 from harness.optim.clipping import global_norm
 from harness.policy.rows import PassingRows
 from harness.training.blocks import Found
@@ -76,7 +77,7 @@ class Passes:
         pack, recorder, strike, here = self.pack, self.recorder, self.strike, fed.here
         recorder.begun(pack_step)
         strike(Site.WEIGHT, pack_step, partial(pack.tensors, pack.weights))
-        strike(Site.BUFFER, pack_step, pack.buffers)
+        strike(Site.BUFFER, pack_step, partial(buffers_of, pack.model))
         strike(Site.LOSS_SCALE, pack_step, pack.loss_scale.shown)
 
         pack.know_weights(here)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from harness.config import Trial
 from harness.model.gpt import GPT
@@ -27,3 +29,9 @@ def after_step(trials: Sequence[Trial], model: GPT, layout: Layout, weights: Row
         model.router_bias = RouterBias(first.model, experts, state, weights.used, model.taps)
         made.append(model.router_bias)
     return made
+
+
+def buffers_of(model: GPT, row: int) -> Mapping[str, Tensor]:
+    """Views of what the model of a row keeps and no gradient trains, by name."""
+    bias = model.router_bias
+    return bias.buffers(row) if isinstance(bias, RouterBias) else {}

@@ -31,7 +31,6 @@ from harness.optim.clippers import CLIPPERS, first_to_repair
 from harness.optim.clipping import global_norm
 from harness.optim.loss_scale import LossScale
 from harness.optim.optimizers import OPTIMIZERS, Norms
-from harness.optim.router_bias import RouterBias
 from harness.optim.schedules import learning_rates
 from harness.training.activation_counts import Acts
 from harness.training.distributed import ProcessCommunicator, RankGroup
@@ -229,11 +228,6 @@ class Pack:
     def slot(self, name: str, row: int) -> Mapping[str, Tensor]:
         """Views of one trial's tensors in an array that the optimizer keeps, by name."""
         return self.tensors(self.optimizer.slot(name), row)
-
-    def buffers(self, row: int) -> Mapping[str, Tensor]:
-        """Views of what one trial's model keeps and no gradient trains, by name."""
-        bias = self.model.router_bias
-        return bias.buffers(row) if isinstance(bias, RouterBias) else {}
 
     def state(self, row: int) -> Mapping[str, Tensor]:
         """Views of one trial's weights by name, and of what its optimizer keeps, as `moment_1:name`."""
