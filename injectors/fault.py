@@ -47,7 +47,7 @@ class Armed:
     def __init__(self, fault: InjectableFault, facts: Facts):
         fault = fault.resolved()
         fault.check(facts)
-        self._shapes = facts.tensors
+        self._shapes = {**facts.tensors, **facts.buffers}
         self.injector = fault.arm(facts)
         self._calls = frozenset(self.injector.calls)
 

@@ -13,6 +13,7 @@ from analysis.reading.incident_log import Logged, logs_of
 from harness.config.names import Site
 from harness.storage.stored import read_packs
 
+RE_EXECUTE = "re_execute"
 CORRECT = "correct"  # an alarm without a fault
 
 
@@ -22,8 +23,8 @@ def verdicts(out: Path | str) -> pd.DataFrame:
     Columns: `trial`, `playbook`, `fault`, `truth`, `verdict`, and `in_reach`. Of a trial with a fault it is the first
     verdict of an alarm since the fault began that its golden twin has not at that step; the truth is `data` for a fault
     of batches, `persistent` for one to the end of the run, `transient` for any other. Of a golden run it is the first
-    of each incident, and the truth is `correct`. So it is of an alarm at which the fault was over, in none of the steps
-    that were run again: these were computed as they should be, and `in_reach` is False.
+    of each incident, and the truth is `correct`. So it is of an alarm where the fault struck in none of the steps that
+    were run again: these were computed as they should be, and `in_reach` is False.
     """
     packs = [pack for pack in read_packs(Path(out)) if pack.complete]
     logs, rows = logs_of(packs), []
@@ -48,7 +49,7 @@ def _told(one: Logged, start: int, known: Collection[int]) -> Iterator[tuple[str
     """Each verdict of an incident on an alarm from step `start` on, and the first and last step that were run again."""
     first = None
     for act in one.acts:
-        if act.to is not None:
+        if act.to is not None and act.action == RE_EXECUTE:
             first = act.to if first is None else min(first, act.to)
         if "verdict" in act.detail:
             if act.step >= start and act.step not in known:

@@ -50,7 +50,7 @@ def _of_verdicts(found: pd.DataFrame) -> Iterator[str]:
     late = int((~found["in_reach"]).sum())
     if late:
         yield (
-            f"{count(late, 'alarm')} came when the fault was over, in none of the steps that were run again; of these"
-            f" {is_right[~found['in_reach']].sum()} were found to be right. With all of them counted as wrong:"
+            f"{count(late, 'alarm')} came later than the fault, which had struck in none of the steps that were run"
+            f" again: {is_right[~found['in_reach']].sum()} found to be right. With all of them counted as wrong:"
             f" {is_right[found['in_reach']].sum()} of {len(found)}."
         )

@@ -57,8 +57,8 @@ class DetectorBank:
 
     def judge(
         self, values: Values, is_new_R: Tensor, has_before_R: Tensor | None, new_rate_R: Tensor | None
-    ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        """Show a step to each: its name, alarms, scores, and which alarms are of the step before, [R] each.
+    ) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Show a step to each: its name, alarms and scores, [R] each.
 
         Rows that take no step (`is_new_R`), or of which no step before is known (`has_before_R`; None: of all), are
         silent. `new_rate_R` are the rows whose rate left its schedule in the step before; None: no row's did. One that
@@ -71,7 +71,11 @@ class DetectorBank:
                 continue
             takes = is_new_R & has_before_R if self._lags[name] and has_before_R is not None else is_new_R
             is_alarm, score = detector.judge(values, takes)
-            yield name, is_alarm, score, detector.late(is_alarm)
+            yield name, is_alarm, score
+
+    def late(self, name: str, is_alarm_R: Tensor) -> Tensor:
+        """Which of the alarms of a detector, at the step that it judged last, are of the step before, [R]."""
+        return self._detectors[name].late(is_alarm_R)
 
     def restart(self, where_R: Tensor) -> None:
         """The detectors of these rows begin anew."""

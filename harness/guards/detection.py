@@ -64,8 +64,8 @@ class Detection(Guard):
         is_new = seen.trains & ~(self.parts.loss_scale.dynamic & ~seen.usable & seen.loss.isfinite())
         new_rate = None if self._rates is None else has_new_rate(*self._rates.used.unbind(1))
         has_before = None if self._has_before is None else self._has_before.used
-        for name, is_alarm, score, is_late in self._bank.judge(values, is_new, has_before, new_rate):
-            self.parts.alarms[name] = is_alarm, score, is_late
+        for name, is_alarm, score in self._bank.judge(values, is_new, has_before, new_rate):
+            self.parts.alarms[name] = is_alarm, score, self._bank.late(name, is_alarm)
             self._shown[f"alarm_{name}"], self._shown[f"score_{name}"] = is_alarm.double(), score
         return torch.zeros_like(seen.trains, dtype=torch.int8)
 

@@ -35,7 +35,7 @@ def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, 
     usual: list[tuple[float, float]] = []
     earlier, again = Earlier(), 0
     try:
-        for position in range(first, planned + most + 1):
+        for position in range(max(0, first - RECENT_BATCHES), planned + most + 1):
             batch = pack.objective.batch(position)[row].clone()
             if batch.is_floating_point() or batch.dim() != 2:
                 break
@@ -44,8 +44,10 @@ def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, 
             )
             if injector and strikes:
                 injector.visit(SiteCall(Site.BATCH, position, {"batch": batch}, is_look=True))
-            values = float(scores.rarity(batch).mean()), float(scores.repetition(batch).mean())
             is_again = earlier.has(batch.cpu().numpy(), position)
+            if position < first:
+                continue
+            values = float(scores.rarity(batch).mean()), float(scores.repetition(batch).mean())
             if position < planned:
                 usual.append(values)
                 again += is_again

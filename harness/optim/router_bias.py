@@ -39,7 +39,7 @@ class RouterBias:
 
     def bind(self, trials: Sequence[Trial]) -> None:
         """Work on the rows in use from now on, which are these trials."""
-        bias = self._bias.used
+        self._first, bias = trials[0].section("moe").dense_first, self._bias.used
         rates = [trial.section("moe").bias_rate for trial in trials]
         self._rate = torch.tensor(rates, dtype=torch.float64).to(bias)[:, None, None]
         self._loads = bias.new_zeros(len(trials), *self._shape)
@@ -53,8 +53,9 @@ class RouterBias:
         return {cls.names.format(layer): (options.experts,) for layer in range(options.dense_first, depth)}
 
     def buffers(self, row: int) -> dict[str, Tensor]:
-        """Views of those of a row, [E] each, by name; those of dense blocks too, which nothing reads."""
-        return {self.names.format(layer): bias for layer, bias in enumerate(self._bias.used[row])}
+        """Views of those of a row, [E] each, by name."""
+        biases = enumerate(self._bias.used[row])
+        return {self.names.format(layer): bias for layer, bias in biases if layer >= self._first}
 
     def of(self, layer: int, rows: slice) -> Tensor:
         """That of a layer's experts in these rows, [r, 1, E]."""

@@ -135,8 +135,9 @@ class CampaignPlan:
         steps = self._golden.series.length
         self._has_golden = self._describing.trial([], steps).id in there
         for one, chosen in zip(self._golden.strikes.faults, self._described, strict=True):
-            what = facts.taps if "taps" in one.fault.asks() else facts.tensors
-            fault = chosen.started(steps).fitted(what, "activation" if what is facts.taps else "tensor")
+            of_taps = "taps" in one.fault.asks()
+            what = facts.taps if of_taps else one.tensors or facts.tensors
+            fault = chosen.started(steps).fitted(what, "activation" if of_taps else "tensor")
             for drawn in fault.drawn(self._samples, facts):
                 if self._describing.trial([drawn], steps).id in there:
                     self.stored += 1

@@ -248,9 +248,9 @@ class Watch:
         alarms, scores, is_late = dict.fromkeys(self.names, False), dict.fromkeys(self.names, nan), False
         is_new, has_before = YES if is_judged else NO, YES if self._has_before[0] else NO
         new_rate = YES if has_new_rate(*self._rates[0]) else None
-        for name, is_alarm, score, of_before in self._bank.judge(self._values, is_new, has_before, new_rate):
+        for name, is_alarm, score in self._bank.judge(self._values, is_new, has_before, new_rate):
             alarms[name], scores[name] = bool(is_alarm), float(score)
-            is_late = is_late or bool(of_before)
+            is_late = is_late or (alarms[name] and bool(self._bank.late(name, is_alarm)))
         return alarms, scores, is_late
 
     def stepped(self, values: Mapping[str, float]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from harness.basics.tensor_bytes import byte_view
@@ -110,9 +111,14 @@ class NamedTensors:
         return shapes_of(self.trained)
 
     @property
+    def struck_buffers(self) -> dict[str, Tensor]:
+        """Those that faults can strike: dense ones, each number of which has a place of its own."""
+        return {name: x for name, x in self.buffers.items() if _is_plain(x)}
+
+    @property
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every buffer that has a number format."""
-        return shapes_of(self.buffers)
+        """Of those that have a number format."""
+        return shapes_of(self.struck_buffers)
 
     @property
     def formats(self) -> dict[str, dict[str, str]]:
@@ -120,7 +126,7 @@ class NamedTensors:
         rate = self.groups[0].get("lr")
         of_rate = FORMAT_OF.get(rate.dtype, "fp64") if isinstance(rate, Tensor) else "fp64"
         slots = {slot: formats_of(named) for slot, named in self.slots().items()}
-        held = {"weight": formats_of(self.owned), "buffer": formats_of(self.buffers)}
+        held = {"weight": formats_of(self.owned), "buffer": formats_of(self.struck_buffers)}
         return {**held, **slots, "learning_rate": {"learning_rate": of_rate}}
 
     @property
@@ -223,6 +229,13 @@ class NamedTensors:
             sha.update(name.encode())
             sha.update(raw_bytes(values))
         return sha.hexdigest()
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether it is there, dense, neither expanded nor to be conjugated or negated where it is read."""
+    if is_lazy(x) or x.layout != torch.strided or x.is_conj() or x.is_neg():
+        return False
+    return all(step != 0 or size < 2 for size, step in zip(x.shape, x.stride(), strict=True))
 
 
 def _refuse_sharded(model: nn.Module) -> None:

@@ -171,11 +171,16 @@ class StepUndo:
     @torch.no_grad()
     def begin(self, taken: Snapshot | None) -> None:
         """A step begins, of which this snapshot was taken just now, if any was."""
-        self._buffers = [(buffer, buffer.clone()) for buffer in self._places.buffers.values()]
+        self.see_buffers()
         self._around = taken.around if taken and taken.around else self._keeper.around()
         self._at = self._loop.carried, self._loop.loader
         self._taken, self._states = taken, StateVersions(self._places.optimizers) if taken else None
         self._has = False
+
+    @torch.no_grad()
+    def see_buffers(self) -> None:
+        """Buffers are as the forward pass of this step will read them."""
+        self._buffers = [(buffer, buffer.clone()) for buffer in self._places.buffers.values()]
 
     def keep(self) -> None:
         """The update comes next."""

@@ -184,7 +184,10 @@ class Steps:
         self._taps.begin(replay.strikes, step)
         self._measures.begun()
         replay.strikes(Site.WEIGHT, step, lambda: {name: x.data for name, x in self.places.owned.items()})
-        replay.strikes(Site.BUFFER, step, lambda: self.places.buffers)
+        if any(replay.strikes.due(Site.BUFFER, step)):
+            replay.strikes(Site.BUFFER, step, lambda: {name: x.data for name, x in self.places.struck_buffers.items()})
+            if replay.session:
+                replay.session.undo.see_buffers()
         if any(replay.strikes.due(Site.LOSS_SCALE, step)):
             replay.strikes(Site.LOSS_SCALE, step, self._stepping.shown_scale)
 

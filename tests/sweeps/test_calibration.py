@@ -234,6 +234,7 @@ def test_how_many_pass_at_once_changes_no_bit() -> None:
     assert parts == [1, 3]
 
 
+@pytest.mark.filterwarnings("ignore:pack .* trained with cpu.kernels")  # its environment, made here, has none
 def test_a_pack_goes_on_with_the_rows_with_which_it_began(
     accelerator_ways: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_what_is_somebodys_own_in_a_results_folder_stays(out: Path) -> None:
     assert [(out / name).read_text() for name in own] == ["mine"] * len(own)
 
 
+@pytest.mark.filterwarnings("ignore:.* not a pack, left out")
 @pytest.mark.parametrize("name", [*FOLDERS, *FILES])
 def test_nothing_is_done_through_a_link(
     out: Path, victims: Path, name: str, capsys: pytest.CaptureFixture[str]
