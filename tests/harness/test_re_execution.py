@@ -12,8 +12,9 @@ import torch
 
 from harness.basics import devices
 from harness.config import Data
+from harness.data.screening import Scores
 from harness.incidents import batches_ahead, snapshots
-from harness.incidents.batches_ahead import odd_batches
+from harness.incidents.batches_ahead import is_like_the_text, is_odd, odd_batches
 from harness.testing.engine import injector_of, left, pack_of, run, same_bits, trial
 from harness.training.sites import Event, FaultSchedule, Site, SiteCall
 from injectors.batch import BatchFault, DuplicatedBatch, RandomTokens, RareTokens, Repetition
@@ -111,6 +112,23 @@ def test_a_batch_that_is_an_earlier_one_again_is_odd() -> None:
     assert [odd_batches(pack, long, 1, step, 8) for step in (33, 42)] == [0, 0], (
         "more than eight, and more than a tenth"
     )
+
+
+def test_what_the_text_has_itself_is_ordinary() -> None:
+    """Windows of spaces alone, which are odd beside others and no rarity; but not random bytes."""
+    corpus = pack_of([trial(data=Data(source="stdlib"))]).corpus
+    scores = Scores(corpus.counts, 33, torch.device("cpu"))
+
+    def values(tokens: torch.Tensor) -> tuple[float, float]:
+        return float(scores.rarity(tokens).mean()), float(scores.repetition(tokens).mean())
+
+    text = torch.from_numpy(corpus.train[: 33 * 400].astype(np.int64)).view(400, 1, 33)
+    usual = [found for found in map(values, text) if found[1] < 0.15][:100]
+    spaces, drawn = torch.full((1, 33), ord(" ")), torch.randint(0, 256, (1, 33), generator=torch.Generator())
+    odd = [is_odd(values(tokens), usual) for tokens in (text[0], spaces, drawn)]
+    ordinary = [is_like_the_text(values(tokens), corpus, tokens.shape) for tokens in (text[0], spaces, drawn)]
+    assert (odd, ordinary) == ([False, True, True], [True, True, False])
+    assert not is_like_the_text(values(spaces), corpus, (4096, 33)), "of so many sequences no batch is of spaces alone"
 
 
 def test_batches_of_a_short_text_that_come_again_are_ordinary() -> None:
