@@ -27,6 +27,8 @@ from sweeps.planning.planner import activation_bytes, pack_bytes, state_bytes, t
 from tests.harness.features import FEATURES, Fields
 
 CPU = torch.device("cpu")
+MOE = {"experts": 4, "top": 2, "bias_rate": 0.01}
+EXPERTS: Fields = {"block": {"channel_mixer": "moe"}, "activation": "swiglu", "moe": MOE}
 SHAPES: dict[str, Fields] = {  # tens of MiB each, so that what the host keeps for itself is below a percent
     "width 64": {"width": 64, "context": 128, "batch": 8},
     "width 128, four blocks": {"width": 128, "context": 64, "batch": 8, "depth": 4},
@@ -46,6 +48,8 @@ SHAPES: dict[str, Fields] = {  # tens of MiB each, so that what the host keeps f
     "sgd": {"width": 256, "context": 16, "batch": 2, "name": "sgd"},
     "spam": {"width": 256, "context": 16, "batch": 2, "name": "spam"},
     "clippers": {"width": 256, "context": 16, "batch": 2, "clip_value": 0.1, "clip_tensor": 0.3, "zclip": {}},
+    "experts": {"width": 128, "context": 64, "batch": 4, **EXPERTS},
+    "experts by older weights": {"width": 128, "context": 64, "batch": 4, **EXPERTS, "moe": {**MOE, "lag": 2}},
     "readings": {"width": 256, "context": 16, "batch": 2, "signals": {"layer_updates": 1, "moment_size": 1}},
 }
 
