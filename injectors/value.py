@@ -148,9 +148,6 @@ class Value(InjectableFault):
         if at_taps and self.tensor.endswith(".scores") and not facts.keeps_scores:
             why = "attention is fused in this model, and keeps no scores"
             raise ConfigError(f"{tensor}: {why}; allowed: other activations, or model.attention=explicit")
-        if self.site == Site.BUFFER and not facts.buffers:
-            allowed = "moe.bias_rate above 0 with block.channel_mixer=moe" if facts.is_ours else "a model with buffers"
-            raise ConfigError(f"fault.site=buffer: this model keeps none; allowed: another site, or {allowed}")
         names, sizes = self._found(facts)
         if self.site in OF_POLICIES:
             yield from no_rollouts(facts, f"fault.site={self.site}")
@@ -328,6 +325,11 @@ class Value(InjectableFault):
             of_each = (facts.advantages,) if facts.advantages > 1 and self.site == Site.ADVANTAGE else ()
             return {OF_ROLLOUTS[Site(self.site)]: (facts.completions or 1, *of_each)}
         if self.site == Site.BUFFER:
+            if not facts.buffers:
+                others = (
+                    "moe.bias_rate above 0 with block.channel_mixer=moe" if facts.is_ours else "a model with buffers"
+                )
+                raise ConfigError(f"fault.site=buffer: this model keeps none; allowed: another site, or {others}")
             return facts.buffers
         return facts.taps if self.site in AT_TAPS else facts.tensors
 

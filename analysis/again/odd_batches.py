@@ -10,7 +10,7 @@ from scipy.special import bdtrc
 from analysis.again.batches import BatchReader
 from harness.config import ConfigError
 from harness.config.limits import MOST_AGAIN
-from harness.incidents.batches_ahead import Earlier, limits_of
+from harness.incidents.batches_ahead import EarlierBatches, limits_of
 
 RARE, REPEATED, AGAIN = "rare", "repeated", "again"  # far rarer tokens, far more repeated pairs, or an earlier batch
 BY_CHANCE = 0.01  # of batches: where sequences meet more often by chance, the text is not looked through for it
@@ -29,7 +29,7 @@ def odd_batches(reading: BatchReader, steps: int) -> dict[int, str]:
     with contextlib.suppress(ConfigError):
         if steps * reading.batch(0).size > MOST_TOKENS:
             return {}
-        earlier = Earlier()
+        earlier = EarlierBatches()
         for step in range(steps):
             batch = reading.batch(step)
             scores[step] = reading.rarity(batch), reading.repetition(batch)

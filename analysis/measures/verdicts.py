@@ -23,8 +23,8 @@ def verdicts(out: Path | str) -> pd.DataFrame:
     Columns: `trial`, `playbook`, `fault`, `truth`, `verdict`, and `in_reach`. Of a trial with a fault it is the first
     verdict of an alarm since the fault began that its golden twin has not at that step; the truth is `data` for a fault
     of batches, `persistent` for one to the end of the run, `transient` for any other. Of a golden run it is the first
-    of each incident, and the truth is `correct`. So it is of an alarm where the fault struck in none of the steps that
-    were run again: these were computed as they should be, and `in_reach` is False.
+    of each incident, and the truth is `correct`. It is `correct`, too, where the fault struck none of the steps that
+    were run again, since these were computed as they should be; `in_reach` is False there.
     """
     packs = [pack for pack in read_packs(Path(out)) if pack.complete]
     logs, rows = logs_of(packs), []

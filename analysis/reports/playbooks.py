@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.measures.playbooks import NOTHING, by_fault, is_oracle, playbooks
-from analysis.measures.verdicts import verdict_table, verdicts
+from analysis.measures.verdicts import CORRECT, verdict_table, verdicts
 from analysis.reading.open_sweep import open_sweep
 from analysis.reading.selection import with_company
 from analysis.reports.printed import table_lines
@@ -47,10 +47,10 @@ def told_playbooks(out: Path, per_hour: float | None = None, wheres: Sequence[st
 def _of_verdicts(found: pd.DataFrame) -> Iterator[str]:
     is_right = found["truth"] == found["verdict"]
     yield f"Steps that were run again: {is_right.sum()} of {len(found)} verdicts are right; truths down."
-    late = int((~found["in_reach"]).sum())
-    if late:
+    is_late = ~found["in_reach"]
+    if is_late.any():
         yield (
-            f"{count(late, 'alarm')} came later than the fault, which had struck in none of the steps that were run"
-            f" again: {is_right[~found['in_reach']].sum()} found to be right. With all of them counted as wrong:"
-            f" {is_right[found['in_reach']].sum()} of {len(found)}."
+            f"At {count(int(is_late.sum()), 'alarm')} the fault had struck none of these steps;"
+            f" {is_right[is_late].sum()} of them were called {CORRECT}. If all of them count as wrong:"
+            f" {is_right[~is_late].sum()} of {len(found)}."
         )

@@ -37,7 +37,7 @@ def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, 
     injector = fault_schedule.armed[trial] if fault_schedule.is_of_data(trial) else None
     memory = deepcopy(dict(injector.memory)) if injector else {}
     usual: list[tuple[float, float]] = []
-    earlier, again = Earlier(), 0
+    earlier, again = EarlierBatches(), 0
     try:
         for position in range(max(0, first - RECENT_BATCHES), planned + most + 1):
             batch = pack.objective.batch(position)[row].clone()
@@ -65,7 +65,7 @@ def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, 
     return 0
 
 
-class Earlier:
+class EarlierBatches:
     """Which batches of a run were read before, token for token, and when last."""
 
     def __init__(self) -> None:

@@ -93,12 +93,14 @@ class LoopStrikes:
         """Refuse names that match nothing, and facts that nobody will know."""
         asked = one.fault.asks()
         self._check_samples(one.fault)
+        self._check_rank_of_buffers(one.fault)
         if "taps" in asked:
             names = dict.fromkeys(self._places.modules, ())
             one.fault = one.chosen.fitted(names, "module")
         else:
             one.tensors = self._tensors_for(one.fault)
-            one.fault = one.chosen.fitted(one.tensors, "tensor") if _has_tensors(one.fault) else one.fault
+            if one.tensors and _has_tensors(one.fault):
+                one.fault = one.chosen.fitted(one.tensors, "tensor")
             if not asked:
                 self._check_format(one)
         lacking = [name for name in asked if name in GIVEN and name not in self._known]
@@ -113,17 +115,18 @@ class LoopStrikes:
 
         These are the trained ones, or, where none of them fits, frozen ones that an optimizer has.
         """
-        if getattr(fault, "site", None) == Site.BUFFER:
-            if not (buffers := self._places.buffer_shapes):
-                raise ConfigError("fault.site=buffer: this model keeps none; allowed: another site")
-            outer = self._places.outer
-            if getattr(outer, "broadcast_buffers", False) and getattr(fault, "rank", 0) != 0:
-                why = "DistributedDataParallel gives all processes the buffers of the first before it reads them"
-                raise ConfigError(f"fault.rank={getattr(fault, 'rank', 0)}: {why}; allowed: 0, which strikes all")
-            return buffers
+        if _is_of_buffers(fault):
+            return self._places.buffer_shapes
         trained, owned, pattern = self._places.shapes, self._places.owned_shapes, getattr(fault, "tensor", "*")
         is_frozen = not fnmatch.filter(trained, pattern) and fnmatch.filter(owned, pattern)
         return owned if is_frozen else trained
+
+    def _check_rank_of_buffers(self, fault: InjectableFault) -> None:
+        """Of several processes, the first may give all of them its buffers."""
+        rank = getattr(fault, "rank", 0)
+        if rank != 0 and _is_of_buffers(fault) and getattr(self._places.outer, "broadcast_buffers", False):
+            why = "DistributedDataParallel gives all processes the buffers of the first before it reads them"
+            raise ConfigError(f"fault.rank={rank}: {why}; allowed: 0, which strikes all")
 
     def _check_format(self, one: ScheduledFault) -> None:
         """Refuse what numbers of the model's own format do not have."""
@@ -361,6 +364,10 @@ class LoopStrikes:
     def see_ranks(self) -> None:
         """The run is over in all processes, each of which has to ask: `first_change` is that of all of them."""
         self._first_elsewhere = self._ranks.earliest(self.first_change)
+
+
+def _is_of_buffers(fault: InjectableFault) -> bool:
+    return getattr(fault, "site", None) == Site.BUFFER
 
 
 def _has_tensors(fault: InjectableFault) -> bool:
