@@ -19,6 +19,7 @@ from harness.config import NO_FAULT, ConfigError, Data, Fault, Trial, trial_from
 from harness.config.names import OWN
 from harness.data.corpus import Corpus, load_corpus
 from harness.data.screening import Scores
+from harness.incidents.batches_ahead import is_like_the_text
 from harness.objectives.base import Objective
 from harness.objectives.table import OBJECTIVES
 from harness.storage.stored import PackInfo, read_packs
@@ -169,6 +170,10 @@ class BatchReader:
     def repetition(self, tokens: np.ndarray) -> float:
         """Share of the token pairs of a batch that have stood in their sequence before; NaN of none."""
         return float(self._scores.repetition(torch.from_numpy(tokens)).mean())
+
+    def is_like_the_text(self, tokens: np.ndarray) -> bool:
+        """Whether the training text has batches as unlikely as this one, int64 [sequences, T + 1]."""
+        return is_like_the_text(tokens, self.corpus)
 
     def text(self, tokens: np.ndarray) -> str:
         """Tokens as text: bytes and byte pairs decoded, what is no text as ids."""

@@ -44,10 +44,10 @@ def odd_batches(reading: BatchReader, steps: int) -> dict[int, str]:
         near = scores[max(0, begin - BLOCK) : begin + 2 * BLOCK]
         near = near[np.isfinite(near).all(1)]
         if len(near):
-            is_rare, is_repeated = (scores[begin : begin + BLOCK] > limits_of(near)).T
-            found |= {begin + int(place): RARE for place in np.flatnonzero(is_rare)}
-            # What repeats a rare token is both, and few other tokens are more often rare by chance.
-            found |= {begin + int(place): REPEATED for place in np.flatnonzero(is_repeated)}
+            for place, (is_rare, is_repeated) in enumerate(scores[begin : begin + BLOCK] > limits_of(near), begin):
+                # What repeats a rare token is both, and few other tokens are more often rare by chance.
+                if (is_rare or is_repeated) and not reading.is_like_the_text(reading.batch(place)):
+                    found[place] = REPEATED if is_repeated else RARE
     return dict(sorted((found | same).items()))
 
 

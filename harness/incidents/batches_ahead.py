@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
 from harness.config.limits import MORE_REPEATED, MOST_AGAIN, ODD_BATCH, RARER, RECENT_BATCHES
 from harness.data.corpus import Corpus
+from harness.data.likeness import likeness_of
 from harness.data.screening import Scores
 from harness.detectors.windows import MAD_TO_STD
 from harness.training.pack import Pack
 from harness.training.sites import FaultSchedule, Site, SiteCall
 
 BEFORE, LEAST = 100, 5  # batches that tell what is usual; with fewer nothing is odd
-DRAWN, MOST_TOKENS, ALIKE = 20_000, 2**23, 1e-4  # batches of the text, tokens of all of them, a share of these
+ALIKE = 1 / 30_000  # of the batches that are drawn from the text
 HIGH, BEYOND = 0.9, 4.0  # a quantile, and times its distance from the median: small batches have long tails
 
 
@@ -48,7 +47,8 @@ def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, 
             )
             if injector and strikes:
                 injector.visit(SiteCall(Site.BATCH, position, {"batch": batch}, is_look=True))
-            is_again = earlier.has(batch.cpu().numpy(), position)
+            tokens = batch.cpu().numpy()
+            is_again = earlier.has(tokens, position)
             if position < first:
                 continue
             values = float(scores.rarity(batch).mean()), float(scores.repetition(batch).mean())
@@ -56,7 +56,7 @@ def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, 
                 usual.append(values)
                 again += is_again
                 continue
-            is_rare = is_odd(values, usual) and not is_like_the_text(values, pack.corpus, batch.shape)
+            is_rare = is_odd(values, usual) and not is_like_the_text(tokens, pack.corpus)
             if not (is_rare or (is_again and again <= MOST_AGAIN * len(usual))):
                 return position - planned
     finally:
@@ -83,27 +83,13 @@ def is_odd(values: tuple[float, float], usual: Sequence[tuple[float, float]]) ->
     return bool((np.asarray(values) > limits_of(usual)).any())
 
 
-def is_like_the_text(values: tuple[float, float], corpus: Corpus, shape: Sequence[int]) -> bool:
-    """Whether a batch is no odder than the training text itself: one in ten thousand drawn from it scores the same.
+def is_like_the_text(batch: np.ndarray, corpus: Corpus) -> bool:
+    """Whether one in thirty thousand batches of the training text is at most as likely as this one, [sequences, T + 1].
 
-    The scores of a batch of this shape, [sequences, T + 1], are the same to 0.3 nat and 0.1. Tables and lists of a text
-    are both rarer and more repetitive than the rest, and small batches of nothing else come by.
+    Tables and lists of a text are both rarer and more repetitive than the rest, and small batches of nothing else come
+    by. Where fewer are drawn it is one of them.
     """
-    drawn = _drawn(corpus, *shape)
-    alike = (np.abs(drawn - np.asarray(values)) < [RARER, MORE_REPEATED]).all(1)
-    return bool(alike.sum() >= max(1.0, ALIKE * len(drawn)))
-
-
-@lru_cache(maxsize=4)
-def _drawn(corpus: Corpus, sequences: int, length: int) -> np.ndarray:
-    """Mean surprise and share of repeated pairs of batches that are drawn from the training text, [batches, 2]."""
-    count = max(sequences, min(DRAWN * sequences, MOST_TOKENS // length) // sequences * sequences)
-    starts = np.random.default_rng(0).integers(0, len(corpus.train) - length + 1, count)
-    scores, found = Scores(corpus.counts, length, torch.device("cpu")), []
-    for some in np.array_split(starts, max(1, count * length >> 20)):
-        windows = torch.from_numpy(corpus.train[some[:, None] + np.arange(length)].astype(np.int64))
-        found.append(torch.stack([scores.rarity(windows), scores.repetition(windows)], 1))
-    return torch.cat(found).view(-1, sequences, 2).mean(1).numpy()
+    return likeness_of(corpus, batch.shape[1]).share_as_unlikely(batch) >= ALIKE
 
 
 def limits_of(usual: ArrayLike) -> np.ndarray:

@@ -47,6 +47,9 @@ class Text:
     def goes_on(self, first: np.ndarray, second: np.ndarray) -> bool:
         return False  # the words of each sequence are drawn by themselves
 
+    def is_like_the_text(self, tokens: np.ndarray) -> bool:
+        return False  # the poison is none of its words, and nothing else is odd
+
     def rarity(self, tokens: np.ndarray) -> float:
         return float(self._scores.rarity(torch.from_numpy(tokens)).mean())
 

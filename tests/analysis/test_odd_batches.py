@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from analysis.again import odd_batches
+from analysis.again.batches import BatchReader
 from analysis.again.odd_batches import AGAIN, REPEATED, STRETCH
 from analysis.measures.causes import GRADIENT, RARE, REPETITION, UNKNOWN, cause_of
 from analysis.measures.evidence import evidence_of, offending
 from analysis.measures.incidents import Incident, of_one
-from harness.config import ConfigError
+from harness.config import ConfigError, Data
+from harness.data.corpus import load_corpus
+from harness.testing.engine import trial
+from injectors.batch import BatchFault, RandomTokens
 from tests.analysis.test_causes import Text
 from tests.analysis.test_incidents import BEGIN, STEPS, calm, run_of, spiked
 
@@ -116,6 +120,25 @@ def test_a_sure_sign_is_not_outvoted() -> None:
 def test_ordinary_text_has_none(text: type[Text]) -> None:
     """Nor has one that goes on to other text for good, or one so short that each epoch is the same."""
     assert [odd_batches.odd_batches(text(4, "", seed), STEPS) for seed in range(10)] == [{}] * 10  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fault", [None, RandomTokens(start=60, duration=1)])
+def test_small_batches_of_a_text_that_are_rare_in_it_are_ordinary(
+    fault: BatchFault | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence of tables or of nothing but spaces is unlike those before; one in 30,000 is unlike the text."""
+    trials = [trial(seed=seed, batch=1, context=48, steps=200, data=Data(source="stdlib")) for seed in range(30)]
+    corpus = load_corpus(trials[0].data, 48)
+    readings = [BatchReader(one if fault is None else replace(one, fault=fault), corpus) for one in trials]
+
+    def natural() -> int:
+        found = [odd_batches.odd_batches(reading, 200) for reading in readings]
+        assert all(of_run.pop(60, None) == (fault and odd_batches.RARE) for of_run in found)
+        return sum(map(len, found))
+
+    assert natural() <= 1  # of 6,000
+    monkeypatch.setattr(BatchReader, "is_like_the_text", lambda *_: False)
+    assert natural() > 4
 
 
 def test_what_cannot_be_looked_through_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
