@@ -107,20 +107,21 @@ class Margins:
         return dict(zip(self.pairs, map(bool, found), strict=True))
 
     def importance(self, name: str) -> FailureEstimate:
-        """Shapley value of a part, from singles and pairs: what it adds to the share of failures on average.
+        """What leaving out a part adds to the share of failures, as the first that is left out or the second.
 
-        Of the model of second order, v(S) = sum of single effects + sum of interactions of the pairs in S, it is the
-        single effect and half of each interaction (Grabisch and Roubens 1999, doi 10.1007/s001820050125).
+        It is the mean of what it adds to the whole recipe, and of what it adds without another part, on average over
+        those: a semivalue (Dubey, Neyman and Weber 1981, doi 10.1287/moor.6.1.122), and with two parts Shapley's. With
+        more Shapley's needs sets of three and more as well; where singles break the recipe already, a model of second
+        order does not tell these, and its values do not even add up to the share that fails without any.
         """
-        others = [pair for pair in self.pairs if name in pair]
+        others = [other for pair in self.pairs if name in pair for other in pair if other != name]
 
         def value(values: np.ndarray) -> np.ndarray:
-            none = self._of(values)
-            total = self._of(values, name) - none
-            for one, other in others:
-                both = self._of(values, one, other) - self._of(values, one) - self._of(values, other) + none
-                total = total + both / 2
-            return np.asarray(total)
+            first = self._of(values, name) - self._of(values)
+            if not others:
+                return np.asarray(first)
+            second = sum(self._of(values, name, other) - self._of(values, other) for other in others)
+            return np.asarray((first + second / len(others)) / 2)
 
         return self._estimated(value)
 

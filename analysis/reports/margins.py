@@ -19,8 +19,8 @@ from harness.config import ConfigError
 SAID = (
     "Shares of runs that failed: not trained, or with a final loss more than {worse:g} nat/token above the whole "
     "recipe under the same seed and stress. In brackets 95% intervals over seeds. Excess: over two parts "
-    "that break it independently; a star marks what is above 0 at 10% false discoveries. Importance: Shapley values "
-    "from singles and pairs."
+    "that break it independently; a star marks what is above 0 at 10% false discoveries. Importance: what "
+    "leaving it out adds to the share, as the first part that is left out or the second, on average."
 )
 
 

@@ -119,29 +119,31 @@ def test_what_fails_anyway_is_no_excess() -> None:
     assert excess(0.4, 0.1, 0.4, 0.1) == pytest.approx(0.0), "leaving a out helps, and b changes nothing"
 
 
-def test_importance_is_that_of_all_orders() -> None:
-    """Of a model of second order Shapley's values are the mean over all orders in which parts are left out."""
-    draw = np.random.default_rng(0)
-    names = ("a", "b", "c", "d")
-    single = dict(zip(names, draw.uniform(0, 0.1, 4), strict=True))
-    pair = {frozenset(two): draw.uniform(-0.02, 0.1) for two in combinations(names, 2)}
+def test_importance_is_what_a_part_adds_as_the_first_and_the_second() -> None:
+    """With two parts it is Shapley's value, which adds up to what fails without both."""
+    sets = tuple(frozenset(chosen) for size in range(3) for chosen in combinations("ab", size))
+    found = Margins(("a", "b"), sets, np.array([[0.1] * 3, [0.2] * 3, [0.4] * 3, [0.9] * 3]), 1)
+    orders = {"a": (0.2 - 0.1, 0.9 - 0.4), "b": (0.4 - 0.1, 0.9 - 0.2)}
+    for name, gains in orders.items():
+        assert found.importance(name).mean == pytest.approx(np.mean(gains))
+    assert sum(found.importance(name).mean for name in "ab") == pytest.approx(0.9 - 0.1)
 
-    def value(left_out: frozenset[str]) -> float:
-        inside = (frozenset(two) for two in combinations(sorted(left_out), 2))
-        return 0.1 + sum(single[name] for name in left_out) + sum(pair[two] for two in inside)
 
+@pytest.mark.parametrize("parts", [3, 10])
+def test_importance_of_parts_without_which_all_fails_is_positive(parts: int) -> None:
+    """However many there are; and a part of which nothing depends has none."""
+    names = tuple("abcdefghij"[:parts])
     sets = tuple(frozenset(chosen) for size in range(3) for chosen in combinations(names, size))
-    failed = np.array([[value(left_out)] * 3 for left_out in sets])
+    failed = np.array([[float(bool(left_out - {"a"}))] * 4 for left_out in sets])
     found = Margins(names, sets, failed, 1)
-    orders = [draw.permutation(names) for _ in range(4000)]
-    for name in names:
-        gains = []
-        for order in orders:
-            before = frozenset(order[: list(order).index(name)])
-            gains.append(value(before | {name}) - value(before))
-        assert found.importance(name).mean == pytest.approx(np.mean(gains), abs=2e-3)
-    total = sum(found.importance(name).mean for name in names)
-    assert total == pytest.approx(value(frozenset(names)) - value(frozenset()))
+    assert found.importance("a").mean == 0.0
+    for name in names[1:]:
+        assert found.importance(name).mean == pytest.approx((1 + 1 / (parts - 1)) / 2), "also after a was left out"
+
+
+def test_importance_without_pairs_is_what_a_part_does_by_itself() -> None:
+    found = Margins(("a", "b"), (frozenset(), frozenset("a"), frozenset("b")), np.array([[0.0], [0.5], [1.0]]), 1)
+    assert (found.importance("a").mean, found.importance("b").mean) == (0.5, 1.0)
 
 
 def test_the_command_tells_and_draws(study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
