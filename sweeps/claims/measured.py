@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from sweeps.claims.summaries import FORMS, SignalSummary, summary_of
 from sweeps.compose.places import unknown_option
 
 AFTERMATH = "aftermath"
+_RATE_BELOW = re.compile(r"rate_below\((\d+(?:\.\d+)?)\)")
 LEAST_DEVIATION = 1e-3  # nat/token: what is smaller counts as so much, for a ratio of nothing says nothing
 
 
@@ -102,6 +104,24 @@ def _stable_rate(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"low": ends[stable], "high": ends[stable + 1]}, index=trained.index)
 
 
+def _rate_below(table: pd.DataFrame, loss: float) -> pd.DataFrame:
+    """Logarithms of the largest rate at which a seed ends below a loss, as at all from its best on, and of the next.
+
+    A model that has learned how often each token occurs counts as trained, and may have learned nothing else.
+    """
+    ended = table["capped_loss"].mask(table["outcome"] != TRAINED, np.inf)
+    losses = _by_rate(table.assign(ended=ended), "ended")
+    rates = np.log(np.array(losses.columns, float))
+    found = pd.DataFrame({"low": -np.inf, "high": rates[0] if len(rates) else np.inf}, index=losses.index)
+    ends = np.append(rates, np.inf)
+    for seed, of_seed in zip(losses.index, losses.to_numpy(), strict=True):
+        is_below, best = of_seed < loss, int(of_seed.argmin())
+        if is_below[best]:
+            last = best + int(np.argmin(np.append(is_below[best:], False))) - 1
+            found.loc[seed] = ends[last], ends[last + 1]
+    return found
+
+
 def _best_rate(table: pd.DataFrame) -> pd.DataFrame:
     """Logarithm of a seed's best rate: where the parabola through its lowest loss and both neighbours is lowest.
 
@@ -171,9 +191,11 @@ def metric_of(name: str, where: str = "metric") -> SeedMetric:
     """The metric of this name, or what is read of a signal, such as `largest(grad_norm)`. Raises ConfigError."""
     if name in METRICS:
         return METRICS[name]
+    if loss := _RATE_BELOW.fullmatch(name):
+        return SeedMetric("ratio", partial(_rate_below, loss=float(loss[1])), is_ratio=True)
     summary = summary_of(name, where)
     if summary is None:
-        raise unknown_option(where, name, [*METRICS, *(f"{form}(SIGNAL)" for form in FORMS)])
+        raise unknown_option(where, name, [*METRICS, "rate_below(LOSS)", *(f"{form}(SIGNAL)" for form in FORMS)])
     values = _measured(lambda table: _by_seed(table, table[summary.name]))
     unit, version = "ratio" if summary.is_ratio else "share", FORMS[summary.form].version
     return SeedMetric(unit, values, summary.is_ratio, summary, version=version)

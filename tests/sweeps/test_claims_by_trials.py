@@ -14,7 +14,7 @@ import analysis
 from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
 from sweeps.claims import trained, verdicts
-from sweeps.claims.measured import METRICS
+from sweeps.claims.measured import METRICS, metric_of
 from sweeps.claims.registered import claims
 from sweeps.claims.trained import Recipes, registration_of, trials_of
 from sweeps.claims.verdicts import CONFIRMED, NOT_HERE, REFUTED, UNDECIDED, discoveries, interval, judge, together
@@ -187,6 +187,29 @@ def test_the_numbers_of_each_seed() -> None:
     ends = table([(seed, lr, 1.0, end) for seed, end in ((1, "divergent"), (2, "trained")) for lr in (0.1, 0.2)])
     found = METRICS["stable_rate"].bounds(ends)
     assert found.loc[1].tolist() == [-np.inf, np.log(0.1)] and found.loc[2].tolist() == [np.log(0.2), np.inf]
+
+
+def test_the_largest_rate_below_a_loss_is_looked_for_from_the_best_one_on() -> None:
+    """Lower rates may be too slow; what is lower again behind a gap does not count, nor what was lost."""
+    losses = {
+        1: (3.3, 2.6, 2.9, 3.2, 2.8),  # from 0.2 to 0.4
+        2: (3.3, 3.2, 3.3, 3.3, 3.3),  # nowhere
+        3: (2.9, 2.8, 2.8, 2.7, 2.6),  # beyond the last
+        4: (2.5, 2.6, np.nan, 2.6, 2.6),  # lost at 0.4
+    }
+    rates = (0.1, 0.2, 0.4, 0.8, 1.6)
+    rows = [
+        (seed, lr, 5.0 if np.isnan(loss) else loss, "divergent" if np.isnan(loss) else "trained")
+        for seed, of_seed in losses.items()
+        for lr, loss in zip(rates, of_seed, strict=True)
+    ]
+    metric = metric_of("rate_below(3.0)")
+    found = np.exp(metric.bounds(table(rows)))
+    assert metric.is_ratio and metric.unit == "ratio"
+    for seed, ends in {1: (0.4, 0.8), 2: (0.0, 0.1), 3: (1.6, np.inf), 4: (0.2, 0.4)}.items():
+        assert found.loc[seed].tolist() == pytest.approx(list(ends)), seed
+    with pytest.raises(ConfigError, match=r"metric=rate_below: unknown metric.*rate_below\(LOSS\)"):
+        metric_of("rate_below")
 
 
 # --- files -------------------------------------------------------------------------------------------------------
