@@ -110,9 +110,9 @@ class Margins:
         """What leaving out a part adds to the share of failures, as the first that is left out or the second.
 
         It is the mean of what it adds to the whole recipe, and of what it adds without another part, on average over
-        those: a semivalue (Dubey, Neyman and Weber 1981, doi 10.1287/moor.6.1.122), and with two parts Shapley's. With
-        more Shapley's needs sets of three and more as well; where singles break the recipe already, a model of second
-        order does not tell these, and its values do not even add up to the share that fails without any.
+        those: with all pairs a semivalue (Dubey, Neyman and Weber 1981, doi 10.1287/moor.6.1.122), and with two parts
+        Shapley's. With more Shapley's needs sets of three and more as well; where singles break the recipe already, a
+        model of second order does not tell these, and its values do not add up to the share that fails without any.
         """
         others = [other for pair in self.pairs if name in pair for other in pair if other != name]
 

@@ -21,6 +21,7 @@ LOSSES = {"validation": "final_validation_loss", "training": "final_loss"}
 """Of which loss LR sensitivity is, and where `trial_table` has it."""
 BEST = ("seed", "mean")
 """Whose lowest loss LR sensitivity is above: each seed's own, or that at the rate at which their mean is lowest."""
+LENGTH = "steps"  # a coordinate
 READ = ["loss", "validation_loss", "initial_validation_loss", "final_validation_loss", "final_segment_loss"]
 """The variables that the tables here are made of."""
 
@@ -97,6 +98,8 @@ def swept_axes(ds: xr.Dataset, table: pd.DataFrame, among: Sequence[str]) -> lis
         and not is_seed(ds[column].attrs.get("path", "seed"))
         and column not in ("fault", "lr", *among)
     }
+    if LENGTH in others:  # last, for it follows from arm and batch where these warm up over as many tokens
+        others[LENGTH] = others.pop(LENGTH)
     return [*among, *splitting(number, others)[0]]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,22 +39,10 @@ def splitting(number: np.ndarray, columns: Mapping[str, pd.Series | np.ndarray])
 
     Also the columns that are left by all. A column that follows from the others is not among them.
     """
-    names, codes, finest = [], {}, number
+    names = []
     for name, values in columns.items():
-        finer = split(finest, values)
-        if finer.max(initial=0) > finest.max(initial=0):
+        finer = split(number, values)
+        if finer.max(initial=0) > number.max(initial=0):
             names.append(name)
-            codes[name] = pd.factorize(values, sort=True, use_na_sentinel=False)[0]
-            finest = finer
-    for name in reversed(list(names)):  # what only later ones say, such as a length that follows from arm and batch
-        rest = [other for other in names if other != name]
-        coarser = _split_by(number, [codes[other] for other in rest])
-        if coarser.max(initial=0) == finest.max(initial=0):
-            names, finest = rest, coarser
-    return names, finest
-
-
-def _split_by(number: np.ndarray, columns: Sequence[np.ndarray]) -> np.ndarray:
-    for values in columns:
-        number = split(number, values)
-    return number
+            number = finer
+    return names, number

@@ -1,12 +1,14 @@
 """Whether a batch may be one of a text: how likely its sequences are among those drawn from it.
 
 A sequence, [T + 1] tokens, has two scores: its mean surprise under a model of pairs of tokens, and the share of its
-pairs that have stood in it before. The model is estimated on the validation text, on which nothing trains, by absolute
+pairs that have stood in it before. Pairs are counted in the validation text, on which nothing trains, by absolute
 discounting (Ney, Essen & Kneser 1994, Computer Speech & Language 8, equation 14): p(b | a) = max(c(ab) - D, 0) / c(a) +
 D N(a) / c(a) p(b), with N(a) the number of tokens that follow a. Text is filtered by such a surprise elsewhere, too
 (Wenzek et al. 2019, arXiv 1911.00359, section 4.2).
 
-The likelihood of a batch is the product of the densities of its sequences' scores in the training text.
+The likelihood of a batch is the product of the densities of its sequences' scores in the training text. Where few
+sequences are drawn, since they are long, one that is near none of them is less likely than all: of bytes, 1,025 a
+sequence, that is one in some 4,000.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ ROUNDING = 1e-6  # of a log-likelihood, which is a sum in some order
 
 
 class PairModel:
-    """p(next token | token) of the validation part of a corpus."""
+    """p(next token | token) of a corpus: pairs are those of its validation part, single tokens of its training part."""
 
     def __init__(self, corpus: Corpus):
         text, self._vocabulary = _stretches(corpus.validation).astype(np.int64), corpus.vocabulary
@@ -59,7 +61,7 @@ class Likeness:
     """The likelihood of batches of sequences of `length` = T + 1 tokens, against those drawn from `corpus.train`."""
 
     def __init__(self, corpus: Corpus, length: int):
-        self._pairs = PairModel(corpus)
+        self._pairs = _pair_model(corpus)
         self._scores = Scores(corpus.counts, length, torch.device("cpu"))
         count = max(1, MOST_TOKENS // length)
         starts = np.random.default_rng(0).integers(0, len(corpus.train) - length + 1, count)
@@ -119,5 +121,6 @@ def _stretches(text: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     return np.concatenate([text[start : start + size] for start in starts])
 
 
+_pair_model = lru_cache(maxsize=2)(PairModel)
 likeness_of = lru_cache(maxsize=4)(Likeness)
 """`Likeness` of a corpus and a length, made once."""

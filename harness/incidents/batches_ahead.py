@@ -87,7 +87,7 @@ def is_like_the_text(batch: np.ndarray, corpus: Corpus) -> bool:
     """Whether one in thirty thousand batches of the training text is at most as likely as this one, [sequences, T + 1].
 
     Tables and lists of a text are both rarer and more repetitive than the rest, and small batches of nothing else come
-    by. Where fewer are drawn it is one of them.
+    by. Where fewer are drawn, of long sequences, it is one of them.
     """
     return likeness_of(corpus, batch.shape[1]).share_as_unlikely(batch) >= ALIKE
 

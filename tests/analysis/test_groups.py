@@ -16,24 +16,8 @@ def test_groups_are_split_in_the_order_of_their_values_and_what_is_missing_is_on
     assert split(np.array([0, 1, 0, 0, 0]), pd.Series(values)).tolist() == [1, 3, 2, 0, 2]
 
 
-LENGTHS = {"none": {4: 200, 32: 200}, "warmup": {4: 219, 32: 225}}  # steps by batch
-
-
 def test_of_no_trials_there_are_no_groups() -> None:
     assert split(np.zeros(0, dtype=int), np.array([])).tolist() == []
-
-
-def test_a_column_that_follows_from_later_ones_splits_nothing() -> None:
-    """The length of a run follows from arm and batch, and not from the arm alone."""
-    table = pd.DataFrame(
-        [(arm, steps, batch) for arm, of_batch in LENGTHS.items() for batch, steps in of_batch.items()],
-        columns=["arm", "steps", "batch"],
-    )
-    arms = split(np.zeros(len(table), int), table["arm"])
-    names, number = splitting(arms, {"steps": table["steps"], "batch": table["batch"]})
-    assert names == ["batch"] and len(set(number)) == len(table)
-    names, number = splitting(np.zeros(len(table), int), {name: table[name] for name in table})
-    assert names == ["arm", "batch"] and (number == split(arms, table["batch"])).all()
 
 
 def test_columns_that_say_the_same_are_one_and_the_first_is_kept() -> None:

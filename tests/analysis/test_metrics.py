@@ -267,3 +267,27 @@ def test_what_became_of_a_trial_is_no_axis(tmp_path: Path) -> None:
     (row,) = metrics.lr_sensitivity(sweep).to_dict("records")
     assert metrics.group_axes(metrics.lr_sensitivity(sweep)) == ["width", "mitigation"]
     assert (row["seeds"], row["rates"], row["highest_rate"]) == (2, 3, 1e30) and row["sensitivity"] > 0
+
+
+@pytest.mark.parametrize(
+    "lengths", [{"none": (200, 200), "warmup": (219, 225)}, {"none": (200, 210), "warmup": (219, 225)}]
+)
+def test_a_length_that_follows_from_arm_and_batch_is_no_axis(lengths: dict[str, tuple[int, int]]) -> None:
+    """Whether arms that warm up have lengths of their own alone, or all have."""
+    rows = [(arm, batch, steps) for arm, both in lengths.items() for batch, steps in zip((4, 32), both, strict=True)]
+    table = pd.DataFrame(rows, columns=["mitigation", "batch", "steps"]).assign(width=32, seed=range(4))
+    paths = {"steps": "train.steps", "batch": "train.batch", "width": "model.width", "seed": "seed"}
+    coords = {name: ("trial", table[name], {"path": paths.get(name, name)}) for name in ("steps", *table)}
+    sweep = xr.Dataset(coords=coords)
+    assert metrics.swept_axes(
+        sweep, table[["steps", "batch", "mitigation", "width", "seed"]], ("mitigation", "width")
+    ) == [
+        "mitigation",
+        "width",
+        "batch",
+    ]
+    alone = table.assign(batch=4, steps=[100, 200, 100, 200])
+    assert metrics.swept_axes(sweep, alone[["steps", "batch", "mitigation", "width"]], ("mitigation",)) == [
+        "mitigation",
+        "steps",
+    ]

@@ -136,9 +136,9 @@ def test_small_batches_of_a_text_that_are_rare_in_it_are_ordinary(
         assert all(of_run.pop(60, None) == (fault and odd_batches.RARE) for of_run in found)
         return sum(map(len, found))
 
-    assert natural() <= 1  # of 6,000
+    there = natural()  # of 6,000
     monkeypatch.setattr(BatchReader, "is_like_the_text", lambda *_: False)
-    assert natural() > 4
+    assert there <= 2 and natural() > 2 * there
 
 
 def test_what_cannot_be_looked_through_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
