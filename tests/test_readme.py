@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from sweeps.claims.measured import METRICS
+from sweeps.claims.measured import METRICS, metric_of
 from sweeps.claims.registered import MORE, OF_TRIALS, claims
 from sweeps.claims.summaries import FORMS
 from sweeps.commands.console import run
@@ -271,7 +271,7 @@ def test_the_claims_of_the_guide_can_be_planned(home: Path, capsys: pytest.Captu
     assert {name for row in rows for name in re.findall(r"\w+", row)} == {*OF_TRIALS, *MORE} - {"seeds"}
     cells = re.findall(r"^\| (`.+?`) \((.+?)\) \|", metrics, flags=re.MULTILINE)
     told = {name.split("(")[0]: unit for cell, unit in cells for name in re.findall(r"`([^`]+)`", cell)}
-    units = {name: metric.unit for name, metric in METRICS.items()}
+    units = {name: metric.unit for name, metric in METRICS.items()} | {"rate_below": metric_of("rate_below(3)").unit}
     units |= {name: "ratio" if form.is_ratio else "share" for name, form in FORMS.items()}
     assert told == units
     assert all(f"`{name}`" in page for name in METRICS)

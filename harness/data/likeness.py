@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.ndimage import convolve
+from numpy.lib.stride_tricks import sliding_window_view
 
 from harness.data.corpus import Corpus
 from harness.data.screening import Scores
@@ -71,7 +71,7 @@ class Likeness:
         cells = self._cells(drawn)
         counts = np.zeros(cells.max(0) + 1 + CELLS // 2, np.int64)
         np.add.at(counts, tuple(cells.T), 1)
-        self._alike = convolve(counts, np.ones((CELLS, CELLS), np.int64), mode="constant")
+        self._alike = sliding_window_view(np.pad(counts, CELLS // 2), (CELLS, CELLS)).sum((2, 3))
         self._logs = self._log_density(drawn)
         self._of_batches: dict[int, npt.NDArray[np.float64]] = {}
 
