@@ -43,9 +43,9 @@ class PairModel:
         self._codes = codes
         before = np.bincount(text[:-1], minlength=self._vocabulary)
         followers = np.bincount(codes // self._vocabulary, minlength=self._vocabulary)
-        self._before = np.maximum(before, 1)
-        self._left = np.where(before, DISCOUNT * followers / self._before, 1.0)
-        self._alone = (corpus.counts + 1.0) / (corpus.counts.sum() + self._vocabulary)
+        self._contexts = np.maximum(before, 1)
+        self._backoff = np.where(before, DISCOUNT * followers / self._contexts, 1.0)
+        self._unigram = (corpus.counts + 1.0) / (corpus.counts.sum() + self._vocabulary)
 
     def surprise(self, sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Mean of -log p of the tokens after the first, nat/token, of sequences [n, T + 1]: [n]."""
@@ -53,8 +53,8 @@ class PairModel:
         wanted = first * self._vocabulary + second
         place = np.searchsorted(self._codes, wanted).clip(max=max(0, len(self._codes) - 1))
         counts = np.where(self._codes[place] == wanted, self._counts[place], 0) if len(self._codes) else 0 * wanted
-        seen = np.maximum(counts - DISCOUNT, 0) / self._before[first]
-        return np.asarray(-np.log(seen + self._left[first] * self._alone[second]).mean(1))
+        seen = np.maximum(counts - DISCOUNT, 0) / self._contexts[first]
+        return np.asarray(-np.log(seen + self._backoff[first] * self._unigram[second]).mean(1))
 
 
 class Likeness:
@@ -66,28 +66,28 @@ class Likeness:
         count = max(1, MOST_TOKENS // length)
         starts = np.random.default_rng(0).integers(0, len(corpus.train) - length + 1, count)
         pieces = np.array_split(starts, max(1, count * length >> 20))
-        drawn = np.concatenate([self._of(corpus.train[some[:, None] + np.arange(length)]) for some in pieces])
+        drawn = np.concatenate([self._scored(corpus.train[some[:, None] + np.arange(length)]) for some in pieces])
         self._least = drawn.min(0) - NEAR
         cells = self._cells(drawn)
         counts = np.zeros(cells.max(0) + 1 + CELLS // 2, np.int64)
         np.add.at(counts, tuple(cells.T), 1)
         self._alike = sliding_window_view(np.pad(counts, CELLS // 2), (CELLS, CELLS)).sum((2, 3))
         self._logs = self._log_density(drawn)
-        self._of_batches: dict[int, npt.NDArray[np.float64]] = {}
+        self._by_size: dict[int, npt.NDArray[np.float64]] = {}
 
     def share_as_unlikely(self, batch: npt.NDArray[np.int64]) -> float:
         """The share of batches of the text, of as many sequences as this one [B, T + 1], that are at most as likely."""
         own = self.sequence_log_likelihoods(batch).sum()
-        if len(batch) not in self._of_batches:
-            self._of_batches[len(batch)] = self._drawn(len(batch))
-        drawn = self._of_batches[len(batch)]
+        if len(batch) not in self._by_size:
+            self._by_size[len(batch)] = self._drawn_batches(len(batch))
+        drawn = self._by_size[len(batch)]
         return float(np.searchsorted(drawn, own + ROUNDING, "right") / len(drawn))
 
     def sequence_log_likelihoods(self, batch: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Of each sequence of [B, T + 1], [B]: the logarithm of how many of those drawn from the text are alike."""
-        return self._log_density(self._of(batch))
+        return self._log_density(self._scored(batch))
 
-    def _drawn(self, sequences: int) -> npt.NDArray[np.float64]:
+    def _drawn_batches(self, sequences: int) -> npt.NDArray[np.float64]:
         """Log-likelihoods of batches of so many sequences, rising."""
         if sequences == 1:
             return np.sort(self._logs)
@@ -96,7 +96,7 @@ class Likeness:
             drawn += self._logs[rng.integers(0, len(self._logs), len(drawn))]
         return np.sort(drawn)
 
-    def _of(self, sequences: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+    def _scored(self, sequences: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """Both scores of sequences [n, T + 1]: [n, 2]."""
         tokens = sequences.astype(np.int64)
         repetition = self._scores.repetition(torch.from_numpy(tokens)).numpy()
